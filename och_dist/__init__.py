@@ -1,0 +1,30 @@
+"""och-dist: short binary codes that keep neighbour order, learned and searched on Dask.
+
+>>> from och_dist import OCH, open_index
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from och_dist.estimators import OCH as OCH
+    from och_dist.stages.search import open_index as open_index
+    from och_dist.store.corpus import open_corpus as open_corpus
+
+__version__ = "0.1.0"
+
+_LOCATIONS = {
+    "OCH": "och_dist.estimators",
+    "open_corpus": "och_dist.store.corpus",
+    "open_index": "och_dist.stages.search",
+}
+__all__ = ["OCH", "open_corpus", "open_index"]
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported on first use, so that ``import och_dist`` needs no Dask, Numba or Zarr."""
+    if name in _LOCATIONS:
+        return getattr(import_module(_LOCATIONS[name]), name)
+    raise AttributeError(f"module 'och_dist' has no attribute {name!r}")

@@ -1,0 +1,389 @@
+"""The command line: parse, call one stage, print one report. stdout is the result, stderr is log and progress."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import och_dist
+from och_dist.errors import IncompleteError, OchError, UsageError
+
+if TYPE_CHECKING:
+    from och_dist.stages.common import Context, Report
+
+Command = Callable[..., Any]
+INTERRUPTED = 130
+
+
+class OchGroup(click.Group):
+    """Turns every outcome into its exit code, under ``och`` and under ``dask och`` alike."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OchError as error:
+            click.echo(f"och: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("och: interrupted; what is done is kept: run the same command again to go on", err=True)
+            ctx.exit(INTERRUPTED)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception:
+            traceback.print_exc()
+            click.echo("och: an unexpected error (above); what is published is whole. Please report it", err=True)
+            ctx.exit(1)
+
+
+@click.group(cls=OchGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(och_dist.__version__, prog_name="och")
+def cli() -> None:
+    """Learn short binary codes that keep neighbour order, encode a corpus of any size on Dask, search the codes.
+
+    \b
+    Exit codes: 0 done or nothing to do, 1 unexpected, 2 usage, 3 bad input, 4 integrity or conflict,
+    5 incomplete (run again), 7 cluster unavailable, 130 interrupted.
+    """
+
+
+def output_options(command: Command) -> Command:
+    """--json, -v and -q."""
+    for option in (
+        click.option("-q", "--quiet", is_flag=True, help="Only warnings and errors on stderr."),
+        click.option("-v", "--verbose", is_flag=True, help="More on stderr."),
+        click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object."),
+    ):
+        command = option(command)
+    return command
+
+
+def cluster_options(command: Command) -> Command:
+    """Where the work runs, and what is shown meanwhile."""
+    for option in (
+        click.option("--performance-report", metavar="FILE", help="Write Dask's performance report (HTML) to FILE."),
+        click.option(
+            "--dashboard/--no-dashboard",
+            default=None,
+            help="Dask dashboard of a local cluster (on loopback).",
+        ),
+        click.option(
+            "--memory-limit",
+            metavar="SIZE",
+            help="Memory of each local worker, such as 2GB [default: share].",
+        ),
+        click.option("--threads", type=int, help="Threads of each local worker [default: 1]."),
+        click.option("--workers", type=int, help="Local worker processes [default: one per core]; 0: this process."),
+        click.option("--scheduler", metavar="ADDRESS|FILE", help="Use a running cluster: address or scheduler file."),
+    ):
+        command = option(command)
+    return output_options(command)
+
+
+class Surroundings:
+    """The options that all commands share, taken out of a command's own."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.as_json: bool = options.pop("as_json")
+        self.quiet: bool = options.pop("quiet")
+        self.verbose: bool = options.pop("verbose")
+        self.performance_report: str | None = options.pop("performance_report", None)
+        names = ("scheduler", "workers", "threads", "memory_limit", "dashboard")
+        given = {name: options.pop(name, None) for name in names}
+        self.cluster = {name: value for name, value in given.items() if value is not None}
+        configure_logging(logging.WARNING if self.quiet else logging.DEBUG if self.verbose else logging.INFO)
+
+    @contextlib.contextmanager
+    def context(self, defaults: dict[str, Any] | None = None) -> Iterator[Context]:
+        """Connect, announce the dashboard, and show progress."""
+        from och_dist.cluster import ClusterOptions, connect, dashboard_link
+        from och_dist.monitor.progress import log_progress, progress_bars
+        from och_dist.stages.common import Context
+
+        options = ClusterOptions(**{**(defaults or {}), **self.cluster})
+        with stop_on_sigterm(), connect(options) as client, contextlib.ExitStack() as stack:
+            link = dashboard_link(client)
+            if link and not self.quiet:
+                click.echo(f"dashboard: {link}", err=True)
+            if self.performance_report:
+                if client is None:
+                    raise UsageError("--performance-report needs a cluster; leave out --workers 0")
+                from distributed import performance_report
+
+                stack.enter_context(client.as_current())
+                stack.enter_context(performance_report(filename=self.performance_report))
+            bars = sys.stderr.isatty() and not self.quiet
+            progress = stack.enter_context(progress_bars()) if bars else log_progress
+            yield Context(client=client, progress=progress)
+
+    def show(self, report: Report) -> None:
+        from och_dist.report.text import render
+
+        click.echo(json.dumps(report.to_json()) if self.as_json else render(report))
+
+
+def configure_logging(level: int) -> None:
+    """Our own log on stderr; what Dask logs by itself stays as Dask configures it."""
+    logger = logging.getLogger("och_dist")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def stop_on_sigterm() -> Iterator[None]:
+    """A polite kill ends like a pause: finished chunks are kept and the exit code says 'run again'."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise IncompleteError("terminated; what is done is kept: run the same command again to go on")
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_stage(options: dict[str, Any], stage: Callable[..., Report], *args: Any, **params: Any) -> None:
+    """Run one stage on the chosen cluster and print its report."""
+    around = Surroundings(options)
+    with around.context() as context:
+        report = stage(*args, **options, **params, context=context)
+    around.show(report)
+
+
+@cli.command()
+@click.argument("corpus")
+@click.option("--rows", type=int, default=100_000, show_default=True)
+@click.option("--dim", type=int, default=960, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--first-row", type=int, default=0, show_default=True, help="Number of the first row in the endless set.")
+@click.option("--append", is_flag=True, help="Add to an existing corpus.")
+@click.option("--chunk-rows", type=int, help="Rows per stored chunk [default: about 32 MiB].")
+@click.option("--codec", default="none", show_default=True, help="none, lz4 or zstd; crc32c is always added.")
+@cluster_options
+def generate(corpus: str, **options: Any) -> None:
+    """Make a GIST-like CORPUS: stand-in vectors with the statistics of real GIST descriptors."""
+    from och_dist.stages.ingest import generate as stage
+
+    run_stage(options, stage, corpus)
+
+
+@cli.command()
+@click.argument("sources", nargs=-1, required=True)
+@click.argument("corpus")
+@click.option("--append", is_flag=True, help="Add to an existing corpus; files it already holds are not taken twice.")
+@click.option("--dataset", help="HDF5 dataset, parquet column or MATLAB variable to read.")
+@click.option("--chunk-rows", type=int, help="Rows per stored chunk [default: about 32 MiB].")
+@click.option("--codec", default="none", show_default=True, help="none, lz4 or zstd; crc32c is always added.")
+@click.option("--nonfinite", type=click.Choice(["error", "drop"]), default="error", show_default=True,
+              help="What to do with rows that hold NaN or infinity.")  # fmt: skip
+@cluster_options
+def ingest(sources: tuple[str, ...], corpus: str, **options: Any) -> None:
+    """Bring SOURCES (fvecs, bvecs, npy, HDF5, parquet, MATLAB, Zarr; files or globs) into CORPUS."""
+    from och_dist.stages.ingest import ingest as stage
+
+    run_stage(options, stage, sources, corpus)
+
+
+def _params(settings: tuple[str, ...]) -> dict[str, Any]:
+    from och_dist.pipeline import parse_value
+
+    params = {}
+    for setting in settings:
+        name, separator, text = setting.partition("=")
+        if not separator:
+            raise UsageError(f"--param {setting}: write name=value")
+        params[name] = parse_value(text)
+    return params
+
+
+@cli.command()
+@click.argument("corpus")
+@click.option("--models", required=True, metavar="DIR", help="Where models are kept.")
+@click.option("--method", default="och", show_default=True)
+@click.option("--bits", type=int, default=64, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--train-rows", type=int, default=10_000, show_default=True, help="Rows of the training pool.")
+@click.option("--kmeans-rows", type=int, help="Rows that k-means runs on; 0: all [default: 256 per centre].")
+@click.option("--kmeans-rounds", type=int, default=10, show_default=True)
+@click.option("--param", multiple=True, metavar="NAME=VALUE", help="A parameter of the method, such as n_centres=300.")
+@cluster_options
+def train(corpus: str, param: tuple[str, ...], **options: Any) -> None:
+    """Learn a model from CORPUS and print its address."""
+    from och_dist.stages.train import train as stage
+
+    run_stage(options, stage, corpus, params=_params(param))
+
+
+@cli.command()
+@click.argument("corpus")
+@click.argument("index")
+@click.option("--model", required=True, metavar="PATH", help="The model folder that 'och train' printed.")
+@click.option("--chunk-rows", type=int, default=65_536, show_default=True, help="Rows per chunk of codes.")
+@click.option("--publish/--no-publish", default=True, help="Make the result visible at the end.")
+@cluster_options
+def encode(corpus: str, index: str, **options: Any) -> None:
+    """Encode the rows of CORPUS that INDEX does not hold yet, and publish them as its next version."""
+    from och_dist.stages.encode import encode as stage
+
+    run_stage(options, stage, corpus, index)
+
+
+@cli.command()
+@click.argument("index")
+@click.argument("job")
+@click.option("--corpus", required=True, help="The corpus that the job encoded.")
+@cluster_options
+def publish(index: str, job: str, **options: Any) -> None:
+    """Publish a finished JOB of INDEX (see 'och status')."""
+    from och_dist.stages.publish import publish as stage
+
+    run_stage(options, stage, index, job)
+
+
+@cli.command()
+@click.argument("index")
+@click.argument("queries")
+@click.option("-k", type=int, default=100, show_default=True, help="Neighbours per query.")
+@click.option("-o", "--output", metavar="FILE", help="Write to FILE (.zarr, .npz, .parquet or .jsonl).")
+@click.option("--dataset", help="Dataset, column or variable of the query file.")
+@click.option("--version", type=int, help="Search this version of the index [default: the newest].")
+@cluster_options
+def search(index: str, queries: str, **options: Any) -> None:
+    """Find the K codes of INDEX nearest to each of QUERIES (a vector file or a corpus), in order (distance, row)."""
+    from och_dist.stages.search import search as stage
+
+    run_stage(options, stage, index, queries)
+
+
+@cli.command()
+@click.argument("corpus")
+@click.argument("queries")
+@click.option("-o", "--output", required=True, metavar="FILE", help="Write to FILE (.zarr, .npz, .parquet or .jsonl).")
+@click.option("-k", type=int, help="Neighbours per query.")
+@click.option("--fraction", type=float, help="Share of the corpus that counts as neighbours, such as 0.02.")
+@click.option("--dataset", help="Dataset, column or variable of the query file.")
+@cluster_options
+def truth(corpus: str, queries: str, output: str, **options: Any) -> None:
+    """Find the exact Euclidean neighbours of QUERIES in CORPUS."""
+    from och_dist.stages.truth import truth as stage
+
+    run_stage(options, stage, corpus, queries, output)
+
+
+@cli.command()
+@click.argument("index")
+@click.argument("queries")
+@click.option("--truth", required=True, metavar="DIR", help="The .zarr that 'och truth' wrote.")
+@click.option("-o", "--output", metavar="FILE", help="Also write the figures to FILE (JSON).")
+@click.option("--dataset", help="Dataset, column or variable of the query file.")
+@click.option("--version", type=int, help="Evaluate this version of the index [default: the newest].")
+@cluster_options
+def evaluate(index: str, queries: str, truth: str, **options: Any) -> None:
+    """Measure how well INDEX keeps the true order of neighbours: mAP, precision, recall."""
+    from och_dist.stages.evaluate import evaluate as stage
+
+    run_stage(options, stage, index, queries, truth)
+
+
+@cli.command()
+@click.argument("path")
+@cluster_options
+def verify(path: str, **options: Any) -> None:
+    """Check every byte of a corpus or an index against what was published."""
+    from och_dist.stages.verify import verify as stage
+
+    run_stage(options, stage, path)
+
+
+@cli.command()
+@click.argument("path")
+@output_options
+def inspect(path: str, **options: Any) -> None:
+    """Describe a corpus, an index or a model."""
+    from och_dist.stages.upkeep import inspect as stage
+
+    Surroundings(options).show(stage(path))
+
+
+@cli.command()
+@click.argument("index")
+@output_options
+def status(index: str, **options: Any) -> None:
+    """List the versions of INDEX and its jobs, finished or not."""
+    from och_dist.stages.upkeep import status as stage
+
+    Surroundings(options).show(stage(index))
+
+
+@cli.command()
+@click.argument("path")
+@click.option("--keep", type=int, default=3, show_default=True, help="Newest versions that stay.")
+@click.option("--job", "jobs", multiple=True, help="Also remove this unpublished job (see 'och status').")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@output_options
+def gc(path: str, **options: Any) -> None:
+    """Remove old versions of an index and what only they use; unpublished jobs only when named."""
+    from och_dist.stages.upkeep import gc as stage
+
+    around = Surroundings(options)
+    around.show(stage(path, **options))
+
+
+@cli.command()
+@click.argument("file")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a variable, or STAGE.PARAMETER.")
+@cluster_options
+def run(file: str, settings: tuple[str, ...], **options: Any) -> None:
+    """Run a whole job from a pipeline FILE; running it again repeats no finished work."""
+    _run_file(file, settings, options)
+
+
+@cli.command()
+@click.option("--dir", "folder", default="demo-data", show_default=True, help="Where the files go.")
+@cluster_options
+def demo(folder: str, **options: Any) -> None:
+    """Do the main job on a generated corpus of 100,000 x 960: generate, train, encode, search, evaluate."""
+    from och_dist.pipeline import bundled
+
+    _run_file(str(bundled("demo.toml")), (f"dir={json.dumps(folder)}",), options)
+
+
+def _run_file(file: str, settings: tuple[str, ...], options: dict[str, Any]) -> None:
+    from och_dist.cluster import dashboard_link
+    from och_dist.pipeline import load_pipeline, run_pipeline
+    from och_dist.report.text import render_run
+
+    around = Surroundings(options)
+    pipeline = load_pipeline(file, settings)
+    with around.context(pipeline.cluster) as context:
+        reports = run_pipeline(pipeline, context)
+        link = dashboard_link(context.client)
+    if around.as_json:
+        stages = {name: report.to_json() for name, report in reports}
+        click.echo(json.dumps({"name": pipeline.name, "stages": stages}))
+    else:
+        click.echo(render_run(pipeline.name, reports, link))
+
+
+def main() -> None:
+    """Entry point of the command ``och``."""
+    cli(prog_name="och")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""One step of k-means on a block of rows, and the few rows that represent each cluster, as mergeable
+statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+
+from och_dist.errors import BadInputError, ConflictError, UsageError
+from och_dist.kernels.euclidean import euclidean_top_k
+from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
+
+ROWS_PER_BLOCK = 1024
+
+NONE = np.int64(-1)
+"""Stands for a row number where a cluster has fewer members, or a block fewer far rows, than there is
+room for."""
+
+LAST_PRIORITY = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterStats:
+    """What a set of rows tells about L centres in d dimensions.
+
+    ``counts`` (L,) int64, ``sums`` (L, d) float64 and ``inertia`` (sum of squared distances) give the
+    next centres. ``members``: of each cluster the m rows of smallest priority, with
+    ``member_rows`` (L, m) int64 (-1: none), ``member_priority`` (L, m) uint64 ascending and ``members``
+    (L, m, d) float32. ``far_*``: the f rows farthest from their centres, farthest first, with ``far_rows``
+    (f,) int64 (-1: none), ``far_distances`` (f,) float64 squared and ``far_vectors`` (f, d) float32. Ties go
+    to the smaller row.
+    """
+
+    counts: np.ndarray
+    inertia: float
+    sums: np.ndarray
+    member_rows: np.ndarray
+    member_priority: np.ndarray
+    members: np.ndarray
+    far_rows: np.ndarray
+    far_distances: np.ndarray
+    far_vectors: np.ndarray
+
+    def merge(self, other: ClusterStats) -> ClusterStats:
+        """Statistics of the rows of both; the row numbers must be disjoint."""
+        if self.members.shape != other.members.shape or self.far_vectors.shape != other.far_vectors.shape:
+            raise ConflictError(
+                f"members {self.members.shape} and {other.members.shape}, "
+                f"far rows {self.far_vectors.shape} and {other.far_vectors.shape}; "
+                "expected equal shapes: use the same options for all blocks"
+            )
+        rows = np.concatenate([self.member_rows, other.member_rows], axis=1)
+        priority = np.concatenate([self.member_priority, other.member_priority], axis=1)
+        vectors = np.concatenate([self.members, other.members], axis=1)
+        first = np.lexsort((rows, priority, rows < 0), axis=-1)[:, : self.member_rows.shape[1]]
+        far_rows = np.concatenate([self.far_rows, other.far_rows])
+        far_distances = np.concatenate([self.far_distances, other.far_distances])
+        far_vectors = np.concatenate([self.far_vectors, other.far_vectors])
+        far = np.lexsort((far_rows, -far_distances, far_rows < 0))[: self.far_rows.size]
+        return ClusterStats(
+            counts=self.counts + other.counts,
+            inertia=self.inertia + other.inertia,
+            sums=self.sums + other.sums,
+            member_rows=np.take_along_axis(rows, first, axis=1),
+            member_priority=np.take_along_axis(priority, first, axis=1),
+            members=np.take_along_axis(vectors, first[:, :, None], axis=1),
+            far_rows=far_rows[far],
+            far_distances=far_distances[far],
+            far_vectors=far_vectors[far],
+        )
+
+
+def row_priority(rows: np.ndarray, seed: int) -> np.ndarray:
+    """Priorities uint64 of global row numbers: a keyed hash (splitmix64), so that a sample by smallest
+    priority is uniform and does not depend on how the rows are cut into blocks."""
+    key = _splitmix(np.array([seed & 0xFFFF_FFFF_FFFF_FFFF], dtype=np.uint64))
+    return _splitmix(np.asarray(rows).astype(np.uint64) ^ key)
+
+
+def assign(block: np.ndarray, centres: np.ndarray, *, first_row: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Nearest centre of each row: labels (n,) int32 and squared distances (n,) float64.
+
+    ``block`` (n, d), ``centres`` (L, d). Distances are exact in the sense of ``euclidean`` and ties go to the
+    smaller label, so that a row has one label whatever block it comes in.
+    """
+    check_rows(block, centres.shape[1])
+    if centres.shape[0] == 0:
+        raise BadInputError("there are no centres; expected at least one: train them first")
+    check_finite(block, first_row=first_row)
+    labels = np.empty(block.shape[0], dtype=np.int32)
+    distances = np.empty(block.shape[0], dtype=np.float64)
+    for start in range(0, block.shape[0], ROWS_PER_BLOCK):
+        step = slice(start, start + ROWS_PER_BLOCK)
+        nearest = euclidean_top_k(block[step], centres, 1)
+        labels[step], distances[step] = nearest.rows, nearest.distances
+    return labels, distances
+
+
+def block_clusters(
+    block: np.ndarray,
+    centres: np.ndarray,
+    *,
+    first_row: int,
+    seed: int,
+    n_members: int = 2,
+    n_far: int = 8,
+) -> ClusterStats:
+    """Statistics of the rows of ``block`` (n, d), counted from ``first_row``, about ``centres`` (L, d)."""
+    if n_members < 0 or n_far < 0:
+        raise UsageError(f"n_members={n_members}, n_far={n_far}; expected numbers of at least 0")
+    labels, distances = assign(block, centres, first_row=first_row)
+    n_labels, d = centres.shape
+    counts, sums = np.zeros(n_labels, dtype=np.int64), np.zeros((n_labels, d))
+    for start in range(0, block.shape[0], ROWS_PER_BLOCK):
+        step = slice(start, start + ROWS_PER_BLOCK)
+        _add_rows(as_float_rows(block[step]), labels[step], counts, sums)
+    priority = row_priority(first_row + np.arange(block.shape[0]), seed)
+    chosen = _first_members(labels, priority, n_labels, n_members)
+    far = np.full(n_far, NONE)
+    farthest = np.lexsort((np.arange(distances.size), -distances))[:n_far]
+    far[: farthest.size] = farthest
+    return ClusterStats(
+        counts=counts,
+        inertia=float(distances.sum()),
+        sums=sums,
+        member_rows=np.where(chosen < 0, NONE, chosen + first_row),
+        member_priority=_picked(priority, chosen, LAST_PRIORITY),
+        members=_picked(block, chosen, 0).astype(np.float32),
+        far_rows=np.where(far < 0, NONE, far + first_row),
+        far_distances=_picked(distances, far, -1.0),
+        far_vectors=_picked(block, far, 0).astype(np.float32),
+    )
+
+
+def _first_members(labels: np.ndarray, priority: np.ndarray, n_labels: int, n_members: int) -> np.ndarray:
+    """Local rows (L, m) int64 of smallest (priority, row) of each label, -1 where there are fewer."""
+    chosen = np.full((n_labels, n_members), NONE)
+    order = np.lexsort((priority, labels))  # stable: equal priorities stay in row order
+    ordered = labels[order]
+    place = np.arange(order.size) - np.searchsorted(ordered, ordered)
+    kept = place < n_members
+    chosen[ordered[kept], place[kept]] = order[kept]
+    return chosen
+
+
+def _picked(values: np.ndarray, index: np.ndarray, none: float | np.uint64) -> np.ndarray:
+    """``values[index]``, and ``none`` where the index is -1."""
+    if values.shape[0] == 0:
+        return np.full(index.shape + values.shape[1:], none, dtype=values.dtype)
+    picked = values[index]
+    picked[index < 0] = none
+    return picked
+
+
+def _splitmix(state: np.ndarray) -> np.ndarray:
+    """One output of splitmix64 (Steele, Lea and Flood 2014) for each uint64 state; arrays wrap silently."""
+    z = state + np.uint64(0x9E37_79B9_7F4A_7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@njit(nogil=True)
+def _add_rows(rows, labels, counts, sums):  # type: ignore[no-untyped-def]
+    for i in range(rows.shape[0]):
+        label = labels[i]
+        counts[label] += 1
+        for j in range(rows.shape[1]):
+            sums[label, j] += np.float64(rows[i, j])

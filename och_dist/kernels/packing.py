@@ -1,0 +1,78 @@
+"""Packed binary codes: (n, ceil(bits / 8)) uint8, bit k in byte k // 8 at position k % 8, pad bits zero."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from och_dist.errors import BadInputError, IntegrityError
+
+
+def pack_bits(bits: np.ndarray) -> np.ndarray:
+    """Codes (n, ceil(r / 8)) uint8 of the truth values ``bits`` (n, r)."""
+    if bits.ndim != 2:
+        raise BadInputError(f"bits have shape {bits.shape}; expected (rows, bits): reshape them")
+    return np.packbits(bits.astype(bool, copy=False), axis=1, bitorder="little")
+
+
+def unpack_bits(codes: np.ndarray, n_bits: int) -> np.ndarray:
+    """Truth values (n, n_bits) bool of ``codes`` (n, ceil(n_bits / 8)) uint8; pad bits are left out."""
+    _check_codes(codes, n_bits)
+    return np.unpackbits(codes, axis=1, count=n_bits, bitorder="little").view(bool)
+
+
+def check_padding(codes: np.ndarray, n_bits: int) -> None:
+    """Raise ``IntegrityError`` unless every bit of ``codes`` (n, bytes) beyond ``n_bits`` is zero."""
+    _check_codes(codes, n_bits)
+    if n_bits % 8 == 0:
+        return
+    bad = np.flatnonzero(codes[:, -1] >> (n_bits % 8))
+    if bad.size:
+        raise IntegrityError(
+            f"{bad.size} codes, the first at row {bad[0]}, have bits set beyond bit {n_bits}; "
+            "expected zero padding: encode these rows again"
+        )
+
+
+def code_words(codes: np.ndarray) -> np.ndarray:
+    """``codes`` (n, bytes) uint8 as (n, ceil(bytes / 8)) uint64 words, zero-padded.
+
+    A view where the rows already fill whole words of aligned contiguous memory, otherwise a copy.
+    """
+    if codes.ndim != 2 or codes.dtype != np.uint8:
+        raise BadInputError(
+            f"codes are {codes.dtype} of shape {codes.shape}; expected uint8 (rows, bytes): pack the bits"
+        )
+    n, n_bytes = codes.shape
+    aligned = codes.ctypes.data % 8 == 0
+    if n_bytes and n_bytes % 8 == 0 and codes.flags.c_contiguous and aligned:
+        return codes.view(np.uint64)
+    padded = np.zeros((n, max(1, -(-n_bytes // 8))), dtype=np.uint64)
+    padded.view(np.uint8)[:, :n_bytes] = codes
+    return padded
+
+
+def count_ones(codes: np.ndarray, n_bits: int) -> np.ndarray:
+    """Set bits (n_bits,) int64 per bit position over all rows of ``codes`` (n, ceil(n_bits / 8)) uint8."""
+    _check_codes(codes, n_bits)
+    values = _byte_histograms(np.ascontiguousarray(codes))
+    bit_of_value = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return (values @ bit_of_value.astype(np.int64)).reshape(-1)[:n_bits]
+
+
+def _check_codes(codes: np.ndarray, n_bits: int) -> None:
+    if n_bits < 1 or codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != -(-n_bits // 8):
+        raise BadInputError(
+            f"codes are {codes.dtype} of shape {codes.shape}; expected uint8 (rows, {-(-n_bits // 8)}) "
+            f"for {n_bits} bits: use the codes and the bits of one model"
+        )
+
+
+@njit(nogil=True)
+def _byte_histograms(codes):  # type: ignore[no-untyped-def]
+    """(bytes, 256) int64: how often each byte column takes each value."""
+    counts = np.zeros((codes.shape[1], 256), dtype=np.int64)
+    for i in range(codes.shape[0]):
+        for b in range(codes.shape[1]):
+            counts[b, codes[i, b]] += 1
+    return counts

@@ -1,0 +1,199 @@
+"""Binary codes of a block of rows under a linear model, the same bytes on every machine.
+
+Definition of a code. A row x is centred elementwise in float32 (float64 rows: subtracted in float64, then
+rounded), c = float32(x - mean). Bit k is 1 exactly when sum_j c_j W_jk + b_k > 0, the sum taken without
+rounding. A float32 matrix product gives the sign wherever the magnitude exceeds a rigorous bound on its
+error (Higham, Accuracy and Stability, eq. 3.5, which holds for every order of summation). The few scores
+inside the bound are summed again in float64 in a fixed order, and those still undecided with
+compensation, i.e. with about 106 bits. The bytes therefore depend neither on the blocking nor on the BLAS
+nor on the processor.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from och_dist.errors import BadInputError
+from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
+
+ROWS_PER_BLOCK = 1024
+"""Rows centred and multiplied at a time: the only memory that is needed beside input and output."""
+
+ROUNDOFF = 2.0**-24
+DOUBLE_RATIO = 2.0**-29
+"""Roundoff of float64 relative to float32: the same bound, scaled, holds for sums in float64."""
+
+SAFETY = 2.0
+UNDERFLOW = 2.0**-125
+"""Largest absolute error of one float32 product lost to underflow, flush-to-zero included, doubled."""
+
+SCORE_LIMIT = 1e37
+"""A row whose norm times the longest column (plus offset) exceeds this could overflow float32."""
+
+LANES = 32
+"""Partial sums of a norm: enough to hide the latency of an addition."""
+
+
+def encode_linear(
+    block: np.ndarray,
+    mean: np.ndarray,
+    projection: np.ndarray,
+    offsets: np.ndarray,
+    *,
+    first_row: int = 0,
+) -> np.ndarray:
+    """Codes of ``block`` (n, d) as (n, ceil(r / 8)) uint8, little bit order, pad bits zero.
+
+    ``mean`` (d,), ``projection`` (d, r) and ``offsets`` (r,) are float32. ``first_row`` is the global number
+    of the first row and is used in error messages only. Rows with NaN or infinity raise ``NonFiniteError``;
+    finite rows whose scores could overflow float32 raise ``BadInputError``.
+    """
+    mean, projection, offsets = _checked_model(mean, projection, offsets)
+    check_rows(block, mean.shape[0])
+    n, (d, r) = block.shape[0], projection.shape
+    codes = np.zeros((n, -(-r // 8)), dtype=np.uint8)
+    column_norms = np.sqrt(_squared_column_norms(projection))
+    reach = float(column_norms.max(initial=0.0)), float(np.abs(offsets).max(initial=0.0))
+    slope, floor = _error_bound(d, column_norms, offsets)
+    columns = np.ascontiguousarray(projection.T)
+    rows_per_block = max(1, min(n, ROWS_PER_BLOCK))
+    centred = np.empty((rows_per_block, d), dtype=np.float32)
+    scores = np.empty((rows_per_block, r), dtype=np.float32)
+    squared = np.empty(rows_per_block, dtype=np.float64)
+    for start in range(0, n, rows_per_block):
+        rows = as_float_rows(block[start : start + rows_per_block])
+        m = rows.shape[0]
+        centre_rows(rows, mean, centred[:m], squared[:m])
+        norms = np.sqrt(squared[:m])
+        usable = norms * reach[0] + reach[1] <= SCORE_LIMIT
+        if not usable.all():
+            _raise_unusable(block, first_row, start + int(np.argmin(usable)))
+        np.matmul(centred[:m], projection, out=scores[:m])
+        _write_signs(scores[:m], centred[:m], norms, columns, offsets, slope, floor, codes[start : start + m])
+    return codes
+
+
+def _checked_model(
+    mean: np.ndarray, projection: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    mean = np.ascontiguousarray(mean, dtype=np.float32)
+    projection = np.ascontiguousarray(projection, dtype=np.float32)
+    offsets = np.ascontiguousarray(offsets, dtype=np.float32)
+    if projection.ndim != 2 or mean.shape != projection.shape[:1] or offsets.shape != projection.shape[1:]:
+        raise BadInputError(
+            f"the model has mean {mean.shape}, projection {projection.shape} and offsets {offsets.shape}; "
+            "expected (d,), (d, r) and (r,): load a complete model"
+        )
+    if not (np.isfinite(mean).all() and np.isfinite(projection).all() and np.isfinite(offsets).all()):
+        raise BadInputError("the model holds NaN or infinity; expected finite numbers: train it again")
+    return mean, projection, offsets
+
+
+def _error_bound(d: int, column_norms: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(r,) slope and (r,) floor: a float32 score is wrong by less than slope * |c| + floor, twofold safe."""
+    if (d + 1) * ROUNDOFF >= 0.5:
+        raise BadInputError(f"dimension {d} is too large for float32 sums; use fewer than 2**23 dimensions")
+    gamma = (d + 1) * ROUNDOFF / (1.0 - (d + 1) * ROUNDOFF)
+    slope = SAFETY * gamma * column_norms
+    floor = SAFETY * (ROUNDOFF * np.abs(offsets.astype(np.float64)) + d * UNDERFLOW)
+    return slope, floor
+
+
+def _raise_unusable(block: np.ndarray, first_row: int, bad_row: int) -> None:
+    """Name every non-finite row of the block, or else the first row whose scores overflow."""
+    check_finite(block, first_row=first_row)
+    raise BadInputError(
+        f"overflow in the projection of row {first_row + bad_row}; "
+        "expected scores within the range of float32: scale the vectors down or drop the row"
+    )
+
+
+@njit(nogil=True)
+def _squared_column_norms(projection):  # type: ignore[no-untyped-def]
+    """(r,) float64, summed row by row: the overflow rule must not depend on the machine."""
+    total = np.zeros(projection.shape[1], dtype=np.float64)
+    for j in range(projection.shape[0]):
+        for k in range(projection.shape[1]):
+            w = np.float64(projection[j, k])
+            total[k] += w * w
+    return total
+
+
+@njit(nogil=True)
+def centre_rows(rows, mean, centred, squared):  # type: ignore[no-untyped-def]
+    """Fill ``centred`` (m, d) float32 with rows - mean and ``squared`` (m,) float64 with its squared norms.
+
+    A norm is summed in ``LANES`` fixed partial sums, which LLVM can vectorise without changing a bit.
+    """
+    m, d = rows.shape
+    whole = d - d % LANES
+    partial = np.empty(LANES, dtype=np.float64)
+    for i in range(m):
+        for lane in range(LANES):
+            partial[lane] = 0.0
+        for j in range(0, whole, LANES):
+            for lane in range(LANES):
+                c = np.float32(rows[i, j + lane] - mean[j + lane])
+                centred[i, j + lane] = c
+                partial[lane] += np.float64(c) * np.float64(c)
+        total = 0.0
+        for j in range(whole, d):
+            c = np.float32(rows[i, j] - mean[j])
+            centred[i, j] = c
+            total += np.float64(c) * np.float64(c)
+        for lane in range(LANES):
+            total += partial[lane]
+        squared[i] = total
+
+
+@njit(nogil=True)
+def _double_score(centred, i, columns, k, offset, partial):  # type: ignore[no-untyped-def]
+    """The score in float64, in ``LANES`` fixed partial sums; ``columns`` (r, d) is the projection
+    transposed."""
+    d = centred.shape[1]
+    whole = d - d % LANES
+    for lane in range(LANES):
+        partial[lane] = 0.0
+    for j in range(0, whole, LANES):
+        for lane in range(LANES):
+            partial[lane] += np.float64(centred[i, j + lane]) * np.float64(columns[k, j + lane])
+    total = np.float64(offset)
+    for j in range(whole, d):
+        total += np.float64(centred[i, j]) * np.float64(columns[k, j])
+    for lane in range(LANES):
+        total += partial[lane]
+    return total
+
+
+@njit(nogil=True)
+def _compensated_score(centred, i, columns, k, offset):  # type: ignore[no-untyped-def]
+    """The score with about 106 bits: products of float32 are exact in float64, and each addition keeps its
+    rounding error (Knuth's two-sum)."""
+    total = np.float64(offset)
+    lost = 0.0
+    for j in range(centred.shape[1]):
+        term = np.float64(centred[i, j]) * np.float64(columns[k, j])
+        new = total + term
+        part = new - total
+        lost += (total - (new - part)) + (term - part)
+        total = new
+    return total + lost
+
+
+@njit(nogil=True)
+def _write_signs(scores, centred, norms, columns, offsets, slope, floor, codes):  # type: ignore[no-untyped-def]
+    m, r = scores.shape
+    partial = np.empty(LANES, dtype=np.float64)
+    for i in range(m):
+        for byte in range(codes.shape[1]):
+            value = 0
+            for k in range(8 * byte, min(8 * byte + 8, r)):
+                score = np.float64(scores[i, k]) + np.float64(offsets[k])
+                bound = norms[i] * slope[k] + floor[k]
+                if abs(score) <= bound:
+                    score = _double_score(centred, i, columns, k, offsets[k], partial)
+                    if abs(score) <= bound * DOUBLE_RATIO:
+                        score = _compensated_score(centred, i, columns, k, offsets[k])
+                value |= (score > 0.0) << (k - 8 * byte)
+            codes[i, byte] = value

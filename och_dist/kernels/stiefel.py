@@ -1,0 +1,37 @@
+"""The Stiefel manifold as OCH uses it: matrices (p, r) whose shorter side is orthonormal.
+
+For p <= r the rows are orthonormal (V V^T = I, a Parseval frame), for p > r the columns (V^T V = I). The
+metric is the Euclidean one; the retraction is the polar factor, the nearest point of the manifold.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from och_dist.errors import BadInputError
+
+__all__ = ["polar", "residual", "tangent"]
+
+
+def polar(matrix: np.ndarray) -> np.ndarray:
+    """The nearest matrix (p, r) with an orthonormal shorter side, from the thin SVD; float64."""
+    left, values, right = np.linalg.svd(np.asarray(matrix, dtype=np.float64), full_matrices=False)
+    if values.size and not values[-1] > np.finfo(np.float64).eps * values[0] * max(matrix.shape):
+        raise BadInputError(f"a {matrix.shape} matrix of deficient rank has no polar factor; use a smaller step")
+    return left @ right
+
+
+def tangent(gradient: np.ndarray, point: np.ndarray) -> np.ndarray:
+    """The part of ``gradient`` (p, r) that keeps ``point`` (p, r) on the manifold to first order."""
+    if point.shape[0] <= point.shape[1]:
+        inner = gradient @ point.T
+        return gradient - 0.5 * (inner + inner.T) @ point
+    inner = point.T @ gradient
+    return gradient - 0.5 * point @ (inner + inner.T)
+
+
+def residual(point: np.ndarray) -> float:
+    """The largest entry of |V V^T - I|, or of |V^T V - I| when ``point`` (p, r) has p > r."""
+    p, r = point.shape
+    gram = point @ point.T if p <= r else point.T @ point
+    return float(np.abs(gram - np.eye(min(p, r))).max())

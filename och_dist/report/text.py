@@ -1,0 +1,157 @@
+"""A stage report or a whole run as plain text: short lines, numbers with units, what to do next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from och_dist.stages.common import Report
+
+UNITS = ("B", "kB", "MB", "GB", "TB")
+RATED = {"generate": "new_rows", "ingest": "new_rows", "train": "rows", "encode": "new_rows"}
+LABELS = {
+    "generate": "generated vectors",
+    "ingest": "vectors read and stored",
+    "train": "model trained",
+    "encode": "vectors encoded",
+    "truth": "exact neighbours",
+    "search": "Hamming neighbours",
+    "evaluate": "evaluated",
+    "fetch": "fetched",
+    "verify": "verified",
+}
+
+
+def bytes_text(count: float) -> str:
+    """1234567 -> '1.2 MB'."""
+    for unit in UNITS:
+        if count < 1000 or unit == UNITS[-1]:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+def render(report: Report) -> str:
+    """One report as aligned 'name: value' lines; an evaluation as its table."""
+    head = f"{report.stage}: {report.status} in {report.seconds:.2f} s"
+    if report.stage == "evaluate":
+        return "\n".join([head, *_quality(report.facts)])
+    lines = [head]
+    width = max((len(name) for name in report.facts), default=0)
+    for name, value in report.facts.items():
+        if name == "neighbors":
+            lines += [f"  query {i}: " + " ".join(_pairs(entry)) for i, entry in enumerate(value[:10])]
+            if len(value) > 10:
+                lines.append(f"  ... {len(value) - 10} more queries: use --output or --json")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            lines.append(f"  {name}:")
+            lines += ["    " + ", ".join(f"{k}={v}" for k, v in entry.items()) for entry in value]
+        elif value is not None and value != []:
+            lines.append(f"  {name:<{width}}  {_value(name, value)}")
+    return "\n".join(lines)
+
+
+def _pairs(entry: dict[str, Any]) -> Iterator[str]:
+    for distance, row in list(zip(entry["distances"], entry["rows"], strict=True))[:8]:
+        yield f"{row}({distance})"
+
+
+def _value(name: str, value: Any) -> str:
+    if name.startswith("bytes") or name.endswith("bytes"):
+        return f"{bytes_text(value)}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _quality(facts: dict[str, Any]) -> list[str]:
+    """The metrics of an evaluation."""
+    recalls = dict(zip(facts["ks"], facts["recall"], strict=True))
+    shown = [k for k in recalls if k in (100, 1_000, 10_000, 100_000, 1_000_000)]
+    lines = [
+        f"  {facts['method']}, {facts['bits']} bits, {facts['rows']:,} rows, {facts['queries']:,} queries, "
+        f"truth = nearest {facts['truth_k']:,}",
+        f"  mAP             {facts['map']:.4f}",
+        f"  precision@100   {facts['precision_at_100']:.4f}",
+        f"  pooled PR area  {facts['pr_area']:.4f}",
+    ]
+    return lines + [f"  {'recall@' + format(k, ','):<15} {recalls[k]:.4f}" for k in shown]
+
+
+def render_run(name: str, reports: Sequence[tuple[str, Report]], dashboard: str | None) -> str:
+    """A whole pipeline: stages with rates, quality, sizes, places, and the commands to go on with."""
+    lines = [f"{name}: {_outcome(reports)}", ""]
+    for label, report in reports:
+        lines.append(f"  {label:<12} {LABELS.get(report.stage, report.stage):<24} {_stage_line(report)}")
+    by_stage = {report.stage: report.facts for _, report in reports}
+    if "evaluate" in by_stage:
+        lines += ["", *_quality(by_stage["evaluate"])]
+    if "encode" in by_stage:
+        facts = by_stage["encode"]
+        ratio = facts["bytes_in"] / max(1, facts["bytes_out"])
+        lines += [
+            "",
+            f"  {bytes_text(facts['bytes_in'])} of vectors -> {bytes_text(facts['bytes_out'])} of codes "
+            f"({ratio:.0f} times smaller)",
+        ]
+    lines += ["", *_places(by_stage)]
+    if dashboard:
+        lines.append(f"  dashboard    {dashboard} (while the cluster runs)")
+    return "\n".join([*lines, *_next_commands(by_stage)])
+
+
+def _outcome(reports: Sequence[tuple[str, Report]]) -> str:
+    seconds = sum(report.seconds for _, report in reports)
+    if all(report.status == "nothing to do" for _, report in reports):
+        return f"nothing to do, everything was there already ({seconds:.1f} s)"
+    return f"done in {seconds:.1f} s"
+
+
+def _stage_line(report: Report) -> str:
+    if report.status == "nothing to do":
+        return "nothing to do"
+    facts, seconds = report.facts, max(report.seconds, 1e-9)
+    if report.stage in RATED:
+        rows = facts[RATED[report.stage]]
+        return f"{rows:>11,} rows in {report.seconds:6.1f} s   {rows / seconds:>11,.0f} rows/s"
+    if report.stage in ("truth", "search"):
+        pairs = facts["queries"] * facts["rows"] / seconds
+        return f"{facts['queries']:>11,} queries in {report.seconds:3.1f} s   {pairs / 1e6:>8,.0f} M pairs/s"
+    if report.stage == "evaluate":
+        return f"{facts['queries']:>11,} queries in {report.seconds:3.1f} s"
+    return f"{report.seconds:.1f} s"
+
+
+def _places(by_stage: dict[str, dict[str, Any]]) -> list[str]:
+    places = {
+        "corpus": by_stage.get("train", {}).get("corpus") or _first(by_stage, ("ingest", "generate"), "corpus"),
+        "model": by_stage.get("train", {}).get("model"),
+        "index": by_stage.get("encode", {}).get("index"),
+        "neighbours": by_stage.get("search", {}).get("output"),
+        "truth": by_stage.get("truth", {}).get("output"),
+    }
+    return [f"  {name:<12} {place}" for name, place in places.items() if place]
+
+
+def _first(by_stage: dict[str, dict[str, Any]], stages: tuple[str, ...], key: str) -> Any:
+    return next((by_stage[stage][key] for stage in stages if stage in by_stage), None)
+
+
+def _next_commands(by_stage: dict[str, dict[str, Any]]) -> list[str]:
+    index = by_stage.get("encode", {}).get("index")
+    if not index:
+        return []
+    quoted = shlex.quote(index)
+    queries = by_stage.get("search", {}).get("source") or "QUERIES.npy"
+    return [
+        "",
+        "go on with",
+        f"  och search {quoted} {shlex.quote(queries)} -k 10    # neighbours of your own queries",
+        f"  och inspect {quoted}    # what is in it",
+        f"  och verify {quoted}    # every byte checked",
+    ]

@@ -1,0 +1,1 @@
+"""The steps of a job. Each opens its inputs, plans, makes one graph call, finishes and reports."""

@@ -1,0 +1,160 @@
+"""k-means centres of a corpus: our seeds, Dask-ML's Lloyd rounds, our own count and repair.
+
+This is the only user of Dask-ML, and keeps its traps away from the rest: its own seeding is slow and poor, an
+empty cluster becomes the zero vector without a word, integer input gives integer centres, ``tol`` is absolute
+and ``inertia_`` is not squared. So: float32 rows, seeds of scikit-learn, every figure from a pass of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from och_dist.graph import reduce_tasks
+from och_dist.kernels.clusters import ClusterStats, block_clusters
+from och_dist.stages.common import Context, logger
+from och_dist.store.corpus import Corpus, corpus_on_worker
+
+if TYPE_CHECKING:
+    import dask.array as da
+
+SEEDS_PER_CENTRE = 10
+BLOCK_ROWS = 8192
+REPAIRS = 3
+MEMBERS = 2
+FAR_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Centres:
+    """``vectors`` (L, d) float32 without empty or duplicate centres; ``stats`` of the corpus under them."""
+
+    vectors: np.ndarray
+    stats: ClusterStats
+    notes: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def dask_on(context: Context) -> Iterator[None]:
+    """Let Dask collections compute where the stage runs."""
+    import dask
+
+    if context.client is None:
+        with dask.config.set(scheduler="synchronous"):
+            yield
+    else:
+        with context.client.as_current(), dask.config.set(scheduler=context.client):
+            yield
+
+
+def sample_array(blocks: list[Any], sizes: Sequence[int], dim: int) -> da.Array:
+    """Blocks (arrays, or futures of arrays) of float32 rows as one Dask array in even chunks."""
+    import dask
+    import dask.array as da
+
+    parts = [
+        da.from_delayed(dask.delayed(block), shape=(size, dim), dtype=np.float32)
+        for block, size in zip(blocks, sizes, strict=True)
+    ]
+    return da.concatenate(parts).rechunk((BLOCK_ROWS, dim))
+
+
+def seed_centres(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """At most ``count`` distinct rows of ``rows`` (m, d), by greedy k-means++."""
+    from sklearn.cluster import kmeans_plusplus
+
+    count = min(count, len(rows))
+    with warnings.catch_warnings():  # fewer distinct rows than asked for: handled by np.unique below
+        warnings.simplefilter("ignore")
+        seeds, _ = kmeans_plusplus(rows, count, random_state=seed % 2**32)
+    _, first = np.unique(seeds, axis=0, return_index=True)
+    return np.ascontiguousarray(seeds[np.sort(first)], dtype=np.float32)
+
+
+def lloyd(rows: da.Array, seeds: np.ndarray, *, max_iter: int, seed: int, variance: float) -> np.ndarray:
+    """Dask-ML's Lloyd rounds from given seeds; (L, d) float32, possibly with empty clusters at the origin."""
+    from dask_ml.cluster import KMeans
+
+    if len(seeds) < 2 or max_iter < 1:
+        return seeds
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = KMeans(
+            n_clusters=len(seeds),
+            init=seeds,
+            max_iter=max_iter,
+            random_state=seed % 2**32,
+            tol=1e-4 * variance,
+        ).fit(rows)
+    return np.ascontiguousarray(model.cluster_centers_, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class ClusterPartition:
+    url: str
+    version: int
+    start: int
+    stop: int
+    seed: int
+
+
+def cluster_partition(task: ClusterPartition, centres: np.ndarray) -> ClusterStats:
+    """Counts, squared inertia, members and worst-fitted rows of one partition."""
+    corpus = corpus_on_worker(task.url, task.version)
+    return merge_clusters(
+        [cluster_block(block, centres, first, task.seed) for first, block in corpus.blocks(task.start, task.stop)]
+    )
+
+
+def cluster_block(block: np.ndarray, centres: np.ndarray, first_row: int, seed: int) -> ClusterStats:
+    """Statistics of ``block`` (n, d), counted from ``first_row``, about ``centres`` (L, d)."""
+    return block_clusters(block, centres, first_row=first_row, seed=seed, n_members=MEMBERS, n_far=FAR_ROWS)
+
+
+def merge_clusters(parts: Sequence[ClusterStats]) -> ClusterStats:
+    return reduce(ClusterStats.merge, parts)
+
+
+def count_members(corpus: Corpus, centres: np.ndarray, seed: int, context: Context) -> ClusterStats:
+    """One pass over the whole corpus with given centres."""
+    tasks = [ClusterPartition(corpus.url, corpus.version, *rows, seed) for rows in corpus.partitions()]
+    return reduce_tasks(
+        cluster_partition,
+        tasks,
+        merge_clusters,
+        client=context.client,
+        name="cluster_partition",
+        shared=centres,
+        advance=context.progress("clusters", corpus.rows),
+        weight=lambda task: task.stop - task.start,
+    )
+
+
+def settle_centres(count: Callable[[np.ndarray], ClusterStats], centres: np.ndarray, asked: int) -> Centres:
+    """Move empty (so also duplicate) centres to the worst-fitted rows; ``count`` is a pass over all rows."""
+    for _ in range(REPAIRS):
+        stats = count(centres)
+        empty = np.flatnonzero(stats.counts == 0)
+        far = stats.far_vectors[stats.far_distances > 0][: len(empty)]
+        far = far[np.sort(np.unique(far, axis=0, return_index=True)[1])] if len(far) else far
+        if not len(empty) or not len(far):
+            break
+        logger.info("moving %d empty centres to the worst-fitted rows", len(far))
+        centres = centres.copy()
+        centres[empty[: len(far)]] = far
+    else:
+        stats = count(centres)
+    full = stats.counts > 0
+    notes: tuple[str, ...] = ()
+    if full.sum() < asked:
+        notes = (f"n_centres reduced from {asked} to {int(full.sum())}: the corpus has no more distinct clusters",)
+    kept = {
+        name: getattr(stats, name)[full] for name in ("counts", "sums", "member_rows", "member_priority", "members")
+    }
+    return Centres(centres[full], replace(stats, **kept), notes)

@@ -1,0 +1,170 @@
+"""Corpus + model -> packed codes: one task per whole chunk of codes, then one publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from och_dist.cluster import check_memory
+from och_dist.errors import BadInputError, ConflictError, UsageError
+from och_dist.graph import map_tasks
+from och_dist.kernels.packing import count_ones
+from och_dist.stages.common import Context, Report, Stopwatch
+from och_dist.stages.publish import publish_jobs
+from och_dist.store.corpus import Corpus, corpus_on_worker, open_corpus
+from och_dist.store.index import (
+    CHUNK_ROWS,
+    Index,
+    Job,
+    begin_job,
+    done_chunks,
+    find_index,
+    list_jobs,
+    model_objects,
+    write_codes,
+)
+from och_dist.store.model import Model, copy_model, load_model, model_on_worker, split_model_path
+from och_dist.store.objects import Objects, open_objects
+
+
+@dataclass(frozen=True)
+class EncodeChunk:
+    """One output chunk. The model travels as path and address and is loaded once per worker."""
+
+    corpus: str
+    version: int
+    index: str
+    job: Job
+    chunk: int
+
+
+def encode_chunk(task: EncodeChunk) -> int:
+    """Encode the rows of one chunk, streaming corpus chunks, and store codes and record; returns the rows."""
+    corpus = corpus_on_worker(task.corpus, task.version)
+    hasher = model_on_worker(model_objects(task.index).url, task.job.model)
+    start, stop = task.job.rows(task.chunk)
+    codes = np.empty((stop - start, task.job.spec.width), np.uint8)
+    for first, block in corpus.blocks(start, stop):
+        codes[first - start : first - start + len(block)] = hasher.encode_block(block, first_row=first)
+    ones = count_ones(codes, task.job.bits)
+    write_codes(open_objects(task.index), task.job, task.chunk, codes, ones, corpus.digest(start, stop))
+    return stop - start
+
+
+def encode(
+    corpus: str,
+    index: str,
+    *,
+    model: str,
+    chunk_rows: int = CHUNK_ROWS,
+    publish: bool = True,
+    context: Context | None = None,
+) -> Report:
+    """Encode every row of ``corpus`` that the newest version of ``index`` does not hold under ``model``."""
+    watch, context = Stopwatch("encode"), context or Context()
+    if chunk_rows < 1:
+        raise UsageError(f"chunk_rows={chunk_rows}; use at least 1")
+    opened, objects = open_corpus(corpus), open_objects(index)
+    loaded = _bring_model(model, objects, opened)
+    current, new_rows = find_index(index), 0
+    jobs: list[Job] = []
+    for job in _jobs(opened, objects, current, loaded, chunk_rows):
+        new_rows += run_job(opened, objects, job, context)
+        jobs.append(job)
+    if publish and jobs:
+        publish_jobs(index, jobs, opened, context)
+    newest = find_index(index)
+    return watch.report(
+        "done" if jobs else "nothing to do",
+        index=objects.url,
+        model=loaded.address,
+        bits=loaded.n_bits,
+        jobs=[job.id for job in jobs],
+        rows=opened.rows,
+        new_rows=new_rows,
+        bytes_in=opened.nbytes,
+        bytes_out=opened.rows * -(-loaded.n_bits // 8),
+        version=newest.version if newest else None,
+        published=publish,
+    )
+
+
+def _bring_model(path: str, objects: Objects, corpus: Corpus) -> Model:
+    """Load and check the model, and put it beside the codes."""
+    folder, address = split_model_path(path)
+    source = open_objects(folder)
+    loaded = load_model(source, address)
+    if loaded.hasher.n_features_in_ != corpus.dim:
+        raise BadInputError(
+            f"model {address[:16]} takes {loaded.hasher.n_features_in_}-d vectors, the corpus {corpus.url} is "
+            f"{corpus.dim}-d; train a model on this corpus"
+        )
+    objects.require_put_if_absent()
+    copy_model(source, address, model_objects(objects.url))
+    return loaded
+
+
+def _jobs(corpus: Corpus, objects: Objects, current: Index | None, model: Model, chunk_rows: int) -> Iterator[Job]:
+    """The jobs that are still to do, in row order: unfinished ones first, then one for the rest."""
+    covered = _covered(corpus, current, model)
+    if covered == corpus.rows:
+        return
+    unfinished = {
+        job.start: job
+        for job in list_jobs(objects)
+        if job.model == model.address
+        and job.generation == 0
+        and job.stop <= corpus.rows
+        and job.input == corpus.digest(job.start, job.stop)
+    }
+    while covered in unfinished:
+        yield unfinished[covered]
+        covered = unfinished[covered].stop
+    if covered < corpus.rows:
+        rows = min(chunk_rows, corpus.rows - covered)
+        yield Job(model.address, model.n_bits, covered, corpus.rows, rows, corpus.digest(covered, corpus.rows))
+
+
+def _covered(corpus: Corpus, current: Index | None, model: Model) -> int:
+    """Rows that the index already holds under this model; another model starts at row 0."""
+    if current is None:
+        return 0
+    for segment in current.segments:
+        if segment.stop > corpus.rows or segment.job.input != corpus.digest(segment.start, segment.stop):
+            raise ConflictError(
+                f"rows {segment.start}..{segment.stop} of {current.url} were made from other vectors than those of "
+                f"{corpus.url}; encode this corpus into another index"
+            )
+    return current.rows if current.model == model.address else 0
+
+
+def run_job(corpus: Corpus, objects: Objects, job: Job, context: Context) -> int:
+    """Encode the chunks that have no record yet; returns the rows encoded now."""
+    task_bytes = _task_bytes(corpus, job)
+    check_memory(context.client, task_bytes, f"encoding a chunk of {job.chunk_rows} codes")
+    begin_job(objects, job)
+    done = done_chunks(objects, job)
+    tasks = [
+        EncodeChunk(corpus.url, corpus.version, objects.url, job, chunk)
+        for chunk in range(job.spec.n_chunks)
+        if chunk not in done
+    ]
+    advance = context.progress("encode", job.stop - job.start)
+    advance(sum(high - low for low, high in map(job.rows, done)))
+    rows = map_tasks(encode_chunk, tasks, client=context.client, name="encode_chunk", advance=advance, weight=_rows_of)
+    return sum(rows)
+
+
+def _rows_of(task: EncodeChunk) -> int:
+    start, stop = task.job.rows(task.chunk)
+    return stop - start
+
+
+def _task_bytes(corpus: Corpus, job: Job) -> int:
+    """Memory of one task: a corpus chunk as stored and decoded, working space, the codes and their copy."""
+    largest = max(segment.chunk_rows for segment in corpus.segments)
+    vectors: Any = min(largest, corpus.rows) * corpus.dim * np.dtype(corpus.dtype).itemsize
+    return int(3 * vectors + 3 * job.chunk_rows * job.spec.width + (64 << 20))

@@ -1,0 +1,147 @@
+"""How well Hamming order agrees with true order: two additive histograms per query, all metrics from them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from och_dist.errors import BadInputError, ConflictError
+from och_dist.graph import reduce_tasks
+from och_dist.kernels.hamming import hamming_histogram, hamming_pairs
+from och_dist.kernels.packing import code_words
+from och_dist.metrics import evaluate_histograms
+from och_dist.stages.common import Context, Report, Stopwatch
+from och_dist.stages.queries import open_queries
+from och_dist.stages.search import chunk_groups, open_index
+from och_dist.store.index import CodeChunk, index_on_worker
+from och_dist.store.neighbors import StoredNeighbors, open_neighbors
+from och_dist.store.versions import canonical, sha256
+
+QUERY_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class CountDistances:
+    """Count the Hamming distances of some chunks, all rows and true neighbours apart."""
+
+    url: str
+    version: int
+    chunks: tuple[CodeChunk, ...]
+    truth: StoredNeighbors
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """``rows`` and ``true`` (q, bits + 1) int64: how many rows, and how many true neighbours, at each distance."""
+
+    rows: np.ndarray
+    true: np.ndarray
+
+    def merge(self, other: Histograms) -> Histograms:
+        return Histograms(self.rows + other.rows, self.true + other.true)
+
+
+def merge_histograms(parts: Sequence[Histograms]) -> Histograms:
+    return reduce(Histograms.merge, parts)
+
+
+def count_distances(task: CountDistances, queries: np.ndarray) -> Histograms:
+    """Histograms over some chunks; ``queries`` are packed codes (q, bytes)."""
+    index = index_on_worker(task.url, task.version)
+    words = code_words(queries)
+    step = max(1, QUERY_BYTES // (8 * max(1, task.truth.width)))
+    total = Histograms(*(np.zeros((len(words), index.bits + 1), np.int64) for _ in range(2)))
+    for chunk in task.chunks:
+        codes = code_words(index.read(chunk))
+        true = np.zeros_like(total.true)
+        for start in range(0, len(words), step):
+            rows = task.truth.read_rows(start, min(start + step, len(words)))
+            query, place = np.nonzero((rows >= chunk.start) & (rows < chunk.stop))
+            distances = hamming_pairs(words[start:], codes, query, rows[query, place] - chunk.start)
+            np.add.at(true, (query + start, distances), 1)
+        total = total.merge(Histograms(hamming_histogram(words, codes, index.bits), true))
+    return total
+
+
+def evaluate(
+    index: str,
+    queries: Any,
+    truth: str,
+    *,
+    output: str | None = None,
+    dataset: str | None = None,
+    version: int | None = None,
+    context: Context | None = None,
+) -> Report:
+    """mAP, pooled PR area, precision and recall of an index against exact neighbours; also as JSON in ``output``."""
+    watch, context = Stopwatch("evaluate"), context or Context()
+    searcher, opened = open_index(index, version=version), open_queries(queries, dataset=dataset)
+    stored = open_neighbors(truth)
+    _check(searcher.rows, searcher.model.hasher.n_features_in_, opened, stored)
+    key = sha256(canonical([searcher.index.to_json(), opened.fingerprint, stored.about["key"]]))
+    if (known := _known(output, key)) is not None:
+        return watch.report("nothing to do", **known)
+    codes = searcher.encode(opened.read(0, opened.rows))
+    tasks = [
+        CountDistances(searcher.index.url, searcher.index.version, group, stored)
+        for group in chunk_groups(searcher.index)
+    ]
+    counts = reduce_tasks(
+        count_distances,
+        tasks,
+        merge_histograms,
+        client=context.client,
+        name="count_distances",
+        shared=codes,
+        advance=context.progress("evaluate", searcher.rows),
+        weight=lambda task: sum(chunk.stop - chunk.start for chunk in task.chunks),
+    )
+    facts = {
+        "index": searcher.index.url,
+        "version": searcher.index.version,
+        "method": searcher.model.method,
+        "bits": searcher.index.bits,
+        "rows": searcher.rows,
+        "queries": opened.rows,
+        "truth_k": stored.width,
+        **evaluate_histograms(counts.rows, counts.true),
+    }
+    if output is not None:
+        partial = Path(f"{output}.{os.getpid()}.part")
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps({**facts, "key": key}, indent=1))
+        os.replace(partial, output)
+    return watch.report(**facts)
+
+
+def _known(output: str | None, key: str) -> dict[str, Any] | None:
+    """The facts of an earlier run with the same inputs."""
+    if output is None or not Path(output).is_file():
+        return None
+    try:
+        facts = json.loads(Path(output).read_text())
+        return facts if facts.pop("key") == key else None
+    except (ValueError, KeyError, AttributeError):
+        return None
+
+
+def _check(rows: int, dim: int, queries: Any, truth: StoredNeighbors) -> None:
+    queries.require_dim(dim, "the index")
+    if not queries.rows:
+        raise BadInputError("there are no queries; an evaluation needs at least one")
+    if truth.about.get("kind") != "euclidean":
+        raise BadInputError(f"{truth.path} holds {truth.about.get('kind')} neighbours; give the output of 'och truth'")
+    if truth.about.get("queries_fingerprint") != queries.fingerprint or truth.queries != queries.rows:
+        raise ConflictError(f"{truth.path} was made for other queries than {queries.source}; run 'och truth' for these")
+    if truth.about.get("rows") != rows:
+        raise ConflictError(
+            f"{truth.path} was made over {truth.about.get('rows')} rows, the index has {rows}; "
+            "bring both to the same corpus version"
+        )

@@ -1,0 +1,324 @@
+"""Files or the generator -> a new immutable segment of a corpus, published as the next version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from och_dist.cluster import check_memory
+from och_dist.errors import BadInputError, ConflictError, IntegrityError, NonFiniteError, UsageError
+from och_dist.graph import map_tasks
+from och_dist.kernels.moments import nonfinite_rows
+from och_dist.stages.common import Context, Report, Stopwatch
+from och_dist.stages.origins import Files, Generated, Origin
+from och_dist.store.arrays import (
+    CODECS,
+    ArraySpec,
+    Codec,
+    create_array,
+    stored_chunk,
+    stored_chunks,
+    write_chunk,
+)
+from och_dist.store.corpus import Corpus, Segment, find_corpus, vectors_prefix
+from och_dist.store.objects import open_objects
+from och_dist.store.readers import open_sources
+from och_dist.store.versions import canonical, commit_version, sha256
+
+CHUNK_BYTES = 32 << 20
+SCAN_ROWS_BYTES = 64 << 20
+LISTED_ROWS = 20
+MAX_DROPPED = 10_000_000
+
+
+def ingest(
+    sources: Sequence[str],
+    corpus: str,
+    *,
+    append: bool = False,
+    dataset: str | None = None,
+    chunk_rows: int | None = None,
+    codec: Codec = "none",
+    nonfinite: Literal["error", "drop"] = "error",
+    context: Context | None = None,
+) -> Report:
+    """Bring files into ``corpus``; files it already holds are not taken twice."""
+    if nonfinite not in ("error", "drop"):
+        raise UsageError(f"nonfinite={nonfinite!r}; use 'error' or 'drop'")
+    watch = Stopwatch("ingest")
+    found = open_sources([sources] if isinstance(sources, str) else sources, dataset=dataset)
+    known = _known_sources(find_corpus(corpus))
+    fresh = tuple(source for source in found if (source.fingerprint, source.dataset) not in known)
+    if not fresh:
+        return _nothing(watch, corpus)
+    if known and not append:
+        raise ConflictError(f"{corpus} already holds other rows; add these with --append, or write to another place")
+    return _write_segment(
+        watch,
+        corpus,
+        Files(fresh),
+        chunk_rows=chunk_rows,
+        codec=codec,
+        drop=nonfinite == "drop",
+        context=context or Context(),
+    )
+
+
+def generate(
+    corpus: str,
+    *,
+    rows: int = 100_000,
+    dim: int = 960,
+    seed: int = 0,
+    first_row: int = 0,
+    append: bool = False,
+    chunk_rows: int | None = None,
+    codec: Codec = "none",
+    context: Context | None = None,
+) -> Report:
+    """Make a GIST-like corpus: row i is a function of (seed, dim, first_row + i) alone."""
+    if rows < 1 or dim < 1 or first_row < 0 or seed < 0:
+        raise UsageError(
+            f"rows={rows}, dim={dim}, first_row={first_row}, seed={seed}; rows and dim start at 1, seed at 0"
+        )
+    watch = Stopwatch("generate")
+    origin = Generated(rows, dim, seed, first_row)
+    known = _known_sources(find_corpus(corpus))
+    if (origin.describe()[0]["fingerprint"], None) in known:
+        return _nothing(watch, corpus)
+    if known and not append:
+        raise ConflictError(f"{corpus} already holds other rows; add these with --append, or write to another place")
+    return _write_segment(
+        watch, corpus, origin, chunk_rows=chunk_rows, codec=codec, drop=False, context=context or Context()
+    )
+
+
+def _known_sources(corpus: Corpus | None) -> set[tuple[str, str | None]]:
+    segments = corpus.segments if corpus else ()
+    return {(source["fingerprint"], source["dataset"]) for segment in segments for source in segment.sources}
+
+
+def _nothing(watch: Stopwatch, url: str) -> Report:
+    corpus = find_corpus(url)
+    assert corpus is not None  # narrows the type: sources were found in it
+    return watch.report("nothing to do", **_facts(corpus, 0))
+
+
+def _facts(corpus: Corpus, new_rows: int) -> dict[str, Any]:
+    return {
+        "corpus": corpus.url,
+        "version": corpus.version,
+        "rows": corpus.rows,
+        "new_rows": new_rows,
+        "dim": corpus.dim,
+        "dtype": np.dtype(corpus.dtype).name,
+        "bytes": corpus.nbytes,
+    }
+
+
+def default_chunk_rows(dim: int, dtype: str) -> int:
+    """The power of two whose chunk is nearest below 32 MiB, at least one row."""
+    rows = max(1, CHUNK_BYTES // (dim * np.dtype(dtype).itemsize))
+    return 1 << (rows.bit_length() - 1)
+
+
+@dataclass(frozen=True)
+class WriteChunk:
+    """One output chunk: rows [start, stop) of the origin without those in ``skip``."""
+
+    url: str
+    prefix: str
+    chunk: int
+    origin: Origin
+    start: int
+    stop: int
+    skip: tuple[int, ...]
+
+
+def write_corpus_chunk(task: WriteChunk) -> tuple[int, int, int]:
+    """Read, check, store one chunk; returns (chunk, bytes, crc)."""
+    block = task.origin.read(task.start, task.stop)
+    if task.skip:
+        block = np.delete(block, np.array(task.skip) - task.start, axis=0)
+    bad = nonfinite_rows(block)
+    if len(bad):
+        rows = tuple(int(row) + task.start for row in bad[:LISTED_ROWS])
+        raise NonFiniteError(f"{len(bad)} rows are not finite", rows, len(bad))
+    written = write_chunk(open_objects(task.url), task.prefix, task.chunk, np.ascontiguousarray(block))
+    return task.chunk, written.nbytes, written.crc
+
+
+def _write_segment(
+    watch: Stopwatch,
+    url: str,
+    origin: Origin,
+    *,
+    chunk_rows: int | None,
+    codec: Codec,
+    drop: bool,
+    context: Context,
+) -> Report:
+    objects = open_objects(url)
+    objects.require_put_if_absent()
+    parent = find_corpus(url)
+    _check_fits(parent, origin, codec, chunk_rows)
+    bad = _scan(origin, context) if drop else np.empty(0, np.int64)
+    rows = origin.rows - len(bad)
+    if rows < 1:
+        raise BadInputError(f"none of the {origin.rows} rows is finite; the corpus would be empty")
+    size = min(chunk_rows or default_chunk_rows(origin.dim, origin.dtype), rows)
+    spec = ArraySpec(rows, origin.dim, origin.dtype, size, codec)
+    check_memory(context.client, 4 * size * origin.dim * np.dtype(origin.dtype).itemsize, f"a chunk of {size} rows")
+    start = parent.rows if parent else 0
+    segment_id = sha256(canonical([origin.identity(), start, rows, size, codec, sha256(bad.tobytes())]))[:16]
+    prefix = vectors_prefix(segment_id)
+    create_array(objects, prefix, spec)
+    there = stored_chunks(objects, prefix)
+    tasks = [
+        WriteChunk(objects.url, prefix, chunk, origin, *_origin_rows(bad, *spec.bounds(chunk)))
+        for chunk in range(spec.n_chunks)
+        if chunk not in there
+    ]
+    advance = context.progress(watch.stage, rows)
+    advance(rows - sum(spec.bounds(task.chunk)[1] - spec.bounds(task.chunk)[0] for task in tasks))
+    try:
+        map_tasks(
+            write_corpus_chunk,
+            tasks,
+            client=context.client,
+            name="write_corpus_chunk",
+            advance=advance,
+            weight=lambda task: spec.bounds(task.chunk)[1] - spec.bounds(task.chunk)[0],
+        )
+    except NonFiniteError:
+        raise _all_nonfinite(origin, context) from None
+    segment = Segment(
+        segment_id,
+        start,
+        start + rows,
+        size,
+        _digests(url, prefix, spec, context),
+        codec,
+        tuple(origin.describe()),
+        len(bad),
+        prefix,
+    )
+    corpus = _publish(url, segment, origin)
+    stored = sum(stored_chunks(objects, prefix).values())
+    return watch.report(
+        **_facts(corpus, rows), stored_bytes=stored, dropped=len(bad), dropped_rows=bad[:LISTED_ROWS].tolist()
+    )
+
+
+def _check_fits(parent: Corpus | None, origin: Origin, codec: Codec, chunk_rows: int | None) -> None:
+    if codec not in CODECS:
+        raise UsageError(f"codec {codec!r} is not known; use one of {', '.join(CODECS)}")
+    if chunk_rows is not None and chunk_rows < 1:
+        raise UsageError(f"chunk_rows={chunk_rows}; use at least 1")
+    if parent and (parent.dim, parent.dtype) != (origin.dim, origin.dtype):
+        raise BadInputError(
+            f"the new rows are {origin.dim}-d {origin.dtype}, the corpus {parent.url} is {parent.dim}-d "
+            f"{parent.dtype}; a corpus has one dimension and one dtype"
+        )
+
+
+def _origin_rows(bad: np.ndarray, start: int, stop: int) -> tuple[int, int, tuple[int, ...]]:
+    """Origin rows [low, high) and the bad ones inside that make up kept rows [start, stop)."""
+    if not len(bad):
+        return start, stop, ()
+    kept_before = bad - np.arange(len(bad))  # number of kept rows before each bad one
+    low = start + int(np.searchsorted(kept_before, start, side="right"))
+    high = stop - 1 + int(np.searchsorted(kept_before, stop - 1, side="right")) + 1
+    inside = bad[np.searchsorted(bad, low) : np.searchsorted(bad, high)]
+    return low, high, tuple(int(row) for row in inside)
+
+
+@dataclass(frozen=True)
+class ScanRows:
+    origin: Origin
+    start: int
+    stop: int
+
+
+def find_nonfinite_rows(task: ScanRows) -> np.ndarray:
+    """Numbers of the rows in [start, stop) that hold NaN or infinity."""
+    return nonfinite_rows(task.origin.read(task.start, task.stop)) + task.start
+
+
+def _scan(origin: Origin, context: Context) -> np.ndarray:
+    """One pass over the files for rows that are not finite; ascending row numbers."""
+    step = max(1, SCAN_ROWS_BYTES // (origin.dim * np.dtype(origin.dtype).itemsize))
+    tasks = [ScanRows(origin, start, min(start + step, origin.rows)) for start in range(0, origin.rows, step)]
+    advance = context.progress("scan", origin.rows)
+    found = map_tasks(
+        find_nonfinite_rows,
+        tasks,
+        client=context.client,
+        name="find_nonfinite_rows",
+        advance=advance,
+        weight=lambda task: task.stop - task.start,
+    )
+    bad = np.concatenate(found)
+    if len(bad) > MAX_DROPPED:
+        raise BadInputError(f"{len(bad)} of {origin.rows} rows are not finite; mend the files before ingesting them")
+    return bad
+
+
+def _all_nonfinite(origin: Origin, context: Context) -> NonFiniteError:
+    """The full list, from a pass of its own: which chunks were still to do must not decide what is reported."""
+    bad = _scan(origin, context)
+    listed = ", ".join(str(row) for row in bad[:LISTED_ROWS]) + (", ..." if len(bad) > LISTED_ROWS else "")
+    return NonFiniteError(
+        f"{len(bad)} of {origin.rows} rows hold NaN or infinity: {listed}; nothing was published. "
+        "Mend them, or leave them out with --nonfinite=drop",
+        tuple(int(row) for row in bad[:LISTED_ROWS]),
+        len(bad),
+    )
+
+
+@dataclass(frozen=True)
+class ReadDigests:
+    url: str
+    prefix: str
+    first: int
+    last: int
+
+
+def read_chunk_digests(task: ReadDigests) -> np.ndarray:
+    """crc32c of chunks [first, last), each from the last four bytes of its object."""
+    objects = open_objects(task.url)
+    digests = np.zeros(task.last - task.first, "<u4")
+    for chunk in range(task.first, task.last):
+        found = stored_chunk(objects, task.prefix, chunk)
+        if found is None:
+            raise IntegrityError(f"chunk {chunk} of {task.url}/{task.prefix} vanished before publishing; run again")
+        digests[chunk - task.first] = found.crc
+    return digests
+
+
+def _digests(url: str, prefix: str, spec: ArraySpec, context: Context) -> np.ndarray:
+    root = open_objects(url).url
+    tasks = [
+        ReadDigests(root, prefix, first, min(first + 256, spec.n_chunks)) for first in range(0, spec.n_chunks, 256)
+    ]
+    return np.concatenate(map_tasks(read_chunk_digests, tasks, client=context.client, name="read_chunk_digests"))
+
+
+def _publish(url: str, segment: Segment, origin: Origin) -> Corpus:
+    """Commit the next version. Losing the race means that another ingest put rows where these were planned."""
+    parent = find_corpus(url)
+    if parent and segment.id in {other.id for other in parent.segments}:
+        return parent
+    if (parent.rows if parent else 0) == segment.start:
+        version = (parent.version if parent else 0) + 1
+        segments = (*(parent.segments if parent else ()), segment)
+        corpus = Corpus(open_objects(url).url, version, origin.dim, origin.dtype, segments)
+        if commit_version(open_objects(url), corpus.to_json(version)):
+            return corpus
+    raise ConflictError(
+        f"another ingest published rows from {segment.start} on in {url} meanwhile; "
+        "nothing was mixed: run the command again to append after them"
+    )

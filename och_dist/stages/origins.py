@@ -1,0 +1,90 @@
+"""Where the rows of a new segment come from: files, or the generator. Both are small and travel to the workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from och_dist.store.readers import Source, read_rows
+from och_dist.store.versions import canonical, sha256
+
+
+@dataclass(frozen=True)
+class Files:
+    """Vectors of several files of one dimension and dtype, one after the other."""
+
+    sources: tuple[Source, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(source.rows for source in self.sources)
+
+    @property
+    def dim(self) -> int:
+        return self.sources[0].dim
+
+    @property
+    def dtype(self) -> str:
+        return self.sources[0].dtype
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        parts, offset = [], 0
+        for source in self.sources:
+            low, high = max(start, offset), min(stop, offset + source.rows)
+            if low < high:
+                parts.append(read_rows(source, low - offset, high - offset))
+            offset += source.rows
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def identity(self) -> list[Any]:
+        """What a resumed ingest must find unchanged."""
+        return [[source.fingerprint, source.mtime_ns, source.dataset] for source in self.sources]
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "path": s.path,
+                "format": s.format,
+                "rows": s.rows,
+                "fingerprint": s.fingerprint,
+                "dataset": s.dataset,
+            }
+            for s in self.sources
+        ]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Rows [first_row, first_row + rows) of the GIST-like generator."""
+
+    rows: int
+    dim: int
+    seed: int
+    first_row: int
+    dtype: str = "<f4"
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        from och_dist.kernels.gistlike import gist_rows
+
+        return gist_rows(self.first_row + start, stop - start, dim=self.dim, seed=self.seed)
+
+    def identity(self) -> list[Any]:
+        return ["gistlike", self.rows, self.dim, self.seed, self.first_row]
+
+    def describe(self) -> list[dict[str, Any]]:
+        fingerprint = sha256(canonical(self.identity()))
+        return [
+            {
+                "format": "gistlike",
+                "rows": self.rows,
+                "seed": self.seed,
+                "first_row": self.first_row,
+                "fingerprint": fingerprint,
+                "dataset": None,
+            }
+        ]
+
+
+Origin = Files | Generated

@@ -1,0 +1,164 @@
+"""Make a finished job visible: check every chunk against its record on the workers, then commit one manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from och_dist.errors import ConflictError, IncompleteError, IntegrityError, UsageError
+from och_dist.graph import map_tasks
+from och_dist.stages.common import Context, Report, Stopwatch
+from och_dist.store.arrays import ArraySpec, chunk_key, create_array, trailing_crc, write_chunk
+from och_dist.store.corpus import Corpus, open_corpus
+from och_dist.store.index import (
+    Index,
+    IndexSegment,
+    Job,
+    done_chunks,
+    find_index,
+    list_jobs,
+    next_version,
+    record_key,
+)
+from och_dist.store.objects import Objects, open_objects
+from och_dist.store.versions import commit_version
+
+CHUNKS_PER_CHECK = 64
+RACES = 20
+COLLECTED = "collected.json"
+
+
+@dataclass(frozen=True)
+class CheckChunks:
+    index: str
+    job: Job
+    chunks: tuple[int, ...]
+
+
+def check_chunks(task: CheckChunks) -> tuple[np.ndarray, np.ndarray]:
+    """(crcs (c,), ones (c, bits)) of chunks whose stored bytes equal their records."""
+    objects = open_objects(task.index)
+    crcs = np.zeros(len(task.chunks), "<u4")
+    ones = np.zeros((len(task.chunks), task.job.bits), "<i8")
+    for place, chunk in enumerate(task.chunks):
+        crcs[place], ones[place] = check_chunk(objects, task.job, chunk)
+    return crcs, ones
+
+
+def check_chunk(objects: Objects, job: Job, chunk: int) -> tuple[int, np.ndarray]:
+    """crc and set bits of one chunk, after comparing its bytes with its record."""
+    where = f"chunk {chunk} of job {job.id} in {objects.url}"
+    remedy = f"nothing was published; remove the job with 'och gc {objects.url} --job {job.id}' and encode again"
+    try:
+        record = json.loads(objects.get(record_key(job, chunk)))
+        size, crc, ones = int(record["nbytes"]), int(record["crc"]), np.array(record["ones"], "<i8")
+        if record["chunk"] != chunk or ones.shape != (job.bits,):
+            raise ValueError("it belongs elsewhere")
+    except (ValueError, KeyError, TypeError) as error:
+        raise IntegrityError(f"the record of {where} is damaged ({error}); {remedy}") from None
+    data = objects.read(chunk_key(f"{job.folder}/codes", chunk))
+    if data is None:
+        raise IntegrityError(f"{where} is missing; {remedy}")
+    if len(data) != size or trailing_crc(data) != crc or google_crc32c.value(data[:-4]) != crc:
+        raise IntegrityError(f"{where} does not match its record; {remedy}")
+    return crc, ones
+
+
+def publish(index: str, job_id: str, *, corpus: str, context: Context | None = None) -> Report:
+    """Publish a finished job by its id; publishing it again changes nothing."""
+    watch, context = Stopwatch("publish"), context or Context()
+    objects = open_objects(index)
+    jobs = {job.id: job for job in list_jobs(objects)}
+    if job_id not in jobs:
+        known = ", ".join(sorted(jobs)) or "none"
+        raise UsageError(f"{index} has no job {job_id!r}; jobs there: {known}")
+    before = find_index(index)
+    published = publish_jobs(index, [jobs[job_id]], open_corpus(corpus), context)
+    same = before is not None and before.version == published.version
+    return watch.report(
+        "nothing to do" if same else "done",
+        index=objects.url,
+        job=job_id,
+        version=published.version,
+        rows=published.rows,
+    )
+
+
+def publish_jobs(index: str, jobs: Sequence[Job], corpus: Corpus, context: Context) -> Index:
+    """Check finished jobs of adjoining rows, fold their records into one array each, commit once, drop the records."""
+    objects = open_objects(index)
+    current = find_index(index)
+    if current is not None and all(_holds(current, job) for job in jobs):
+        return current
+    segments = []
+    for job in jobs:
+        missing = set(range(job.spec.n_chunks)) - done_chunks(objects, job)
+        if missing:
+            raise IncompleteError(
+                f"job {job.id} has {len(missing)} of {job.spec.n_chunks} chunks still to encode; run 'och encode' again"
+            )
+        crcs, ones = _check_all(objects, job, context)
+        _fold(objects, job, ones)
+        segments.append(IndexSegment(job, crcs))
+    published = _commit(objects, tuple(segments), corpus)
+    for job in jobs:
+        if objects.size(f"{job.folder}/{COLLECTED}") is not None:
+            raise ConflictError(
+                f"job {job.id} was being collected by 'och gc' while it was published; run 'och encode' again"
+            )
+        objects.delete_below(f"{job.folder}/done")
+    return published
+
+
+def _holds(index: Index, job: Job) -> bool:
+    return any(segment.job == job for segment in index.segments)
+
+
+def _check_all(objects: Objects, job: Job, context: Context) -> tuple[np.ndarray, np.ndarray]:
+    chunks = range(job.spec.n_chunks)
+    tasks = [
+        CheckChunks(objects.url, job, tuple(chunks[i : i + CHUNKS_PER_CHECK]))
+        for i in range(0, len(chunks), CHUNKS_PER_CHECK)
+    ]
+    parts = map_tasks(check_chunks, tasks, client=context.client, name="check_chunks")
+    return np.concatenate([crcs for crcs, _ in parts]), np.concatenate([ones for _, ones in parts])
+
+
+def _fold(objects: Objects, job: Job, ones: np.ndarray) -> None:
+    """Set bits per chunk and bit, from the records, as one small array (chunks, bits)."""
+    spec = ArraySpec(len(ones), job.bits, "<i8", len(ones))
+    create_array(objects, f"{job.folder}/ones", spec)
+    write_chunk(objects, f"{job.folder}/ones", 0, ones)
+
+
+def _commit(objects: Objects, new: tuple[IndexSegment, ...], corpus: Corpus) -> Index:
+    """Publish the next version; a lost race is rebased on what won."""
+    about: dict[str, Any] = {"url": corpus.url, "version": corpus.version, "fingerprint": corpus.fingerprint}
+    for _ in range(RACES):
+        current = find_index(objects.url)
+        if current is not None and all(_holds(current, segment.job) for segment in new):
+            return current
+        index = next_version(current, _rebased(current, new, objects.url), about, objects.url)
+        if commit_version(objects, index.to_json()):
+            return index
+    raise ConflictError(f"{objects.url} was published {RACES} times while this job tried to; run the command again")
+
+
+def _rebased(current: Index | None, new: tuple[IndexSegment, ...], url: str) -> tuple[IndexSegment, ...]:
+    """The segments of the next version: another model replaces all rows, the same model goes on where they end."""
+    start, stop, model = new[0].start, new[-1].stop, new[0].job.model
+    if current is None or current.model != model:
+        if start == 0 and (current is None or stop >= current.rows):
+            return new
+    elif current.rows == start:
+        return (*current.segments, *new)
+    held = "nothing" if current is None else f"rows 0..{current.rows} of model {current.model[:16]}"
+    raise ConflictError(
+        f"the job holds rows {start}..{stop} of model {model[:16]}, but {url} holds {held}: they do not fit "
+        "together, and nothing was published; run 'och encode' again"
+    )

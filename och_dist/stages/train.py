@@ -1,0 +1,267 @@
+"""Corpus -> model: statistics and centres on the cluster, a small solver on the driver."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import platform
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from och_dist.errors import BadInputError, UsageError
+from och_dist.hashers.base import Hasher, TrainingData
+from och_dist.hashers.registry import get_method
+from och_dist.kernels.clusters import ClusterStats, assign
+from och_dist.kernels.moments import Moments
+from och_dist.stages.centres import (
+    SEEDS_PER_CENTRE,
+    Centres,
+    count_members,
+    dask_on,
+    lloyd,
+    sample_array,
+    seed_centres,
+    settle_centres,
+)
+from och_dist.stages.common import Context, Report, Stopwatch, logger
+from och_dist.stages.statistics import draw_rows, scan_corpus
+from och_dist.store.corpus import Corpus, corpus_on_worker, open_corpus
+from och_dist.store.model import load_model, save_model
+from och_dist.store.objects import open_objects
+from och_dist.store.versions import canonical, seal, sha256, unseal
+
+if TYPE_CHECKING:
+    import dask.array as da
+
+KMEANS_ROWS_PER_CENTRE = 256
+TRAIN_ROWS = 10_000
+KMEANS_ROUNDS = 10
+VERSIONED = ("och-dist", "numpy", "scipy", "scikit-learn", "dask", "dask-ml", "zarr", "numba")
+
+
+def train(
+    corpus: str,
+    models: str,
+    *,
+    method: str = "och",
+    bits: int = 64,
+    seed: int = 0,
+    train_rows: int = TRAIN_ROWS,
+    kmeans_rows: int | None = None,
+    kmeans_rounds: int = KMEANS_ROUNDS,
+    params: Mapping[str, Any] | None = None,
+    context: Context | None = None,
+) -> Report:
+    """Learn a model from a corpus and store it below ``models``; the same request again finds it there.
+
+    ``kmeans_rows`` is the size of the row sample that k-means runs on: 256 per centre unless given, 0 for all
+    rows.
+    """
+    watch, context = Stopwatch("train"), context or Context()
+    hasher = make_hasher(method, bits, seed, params or {})
+    if train_rows < 1 or (kmeans_rows or 0) < 0 or kmeans_rounds < 0:
+        raise UsageError(
+            f"train_rows={train_rows}, kmeans_rows={kmeans_rows}, kmeans_rounds={kmeans_rounds}: "
+            "use at least one row and no negative numbers"
+        )
+    opened, objects = open_corpus(corpus), open_objects(models)
+    request = {
+        "corpus": opened.fingerprint,
+        "method": method,
+        "params": hasher_params(hasher),
+        "train_rows": train_rows,
+        "kmeans_rows": kmeans_rows,
+        "kmeans_rounds": kmeans_rounds,
+    }
+    key = f"trained/{sha256(canonical(request))}.json"
+    if (known := objects.read(key)) is not None:
+        address = str(unseal(known, f"{objects.url}/{key}")["model"])
+        return watch.report("nothing to do", **_facts(objects.url, address, opened))
+    objects.require_put_if_absent()
+    data = training_data(
+        CorpusSource(opened, context),
+        centres=hasher.centres_wanted(),
+        seed=seed,
+        train_rows=train_rows,
+        kmeans_rows=kmeans_rows,
+        kmeans_rounds=kmeans_rounds,
+    )
+    steps = context.progress("solve", int(getattr(hasher, "max_iter", 1)) or 1)
+    hasher.fit_training(data, progress=lambda step, loss: steps(1))
+    address = save_model(objects, hasher, {"request": request, "seed": seed, **_provenance(opened)})
+    objects.put(key, seal({"model": address, "request": request}))
+    return watch.report(**_facts(objects.url, address, opened))
+
+
+def make_hasher(method: str, bits: int, seed: int, params: Mapping[str, Any]) -> Hasher:
+    """An unfitted hasher; unknown parameters are refused with the list of known ones."""
+    cls = get_method(method)
+    known = set(inspect.signature(cls.__init__).parameters) - {"self", "n_bits", "random_state"}
+    if unknown := sorted(set(params) - known):
+        raise UsageError(f"method {method} has no parameter {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+    if seed < 0:
+        raise UsageError(f"seed={seed}; use 0 or more")
+    frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in params.items()}
+    hasher = cls(n_bits=bits, random_state=seed, **frozen)
+    hasher.check_parameters()
+    return hasher
+
+
+def hasher_params(hasher: Hasher) -> dict[str, Any]:
+    """Parameters as JSON values."""
+    params = hasher.get_params(deep=False)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in params.items()}
+
+
+class Source(Protocol):
+    """Rows to learn from, wherever they are; every method is a pass over all of them."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    def scan(self, sample: np.ndarray) -> tuple[Moments, da.Array]:
+        """Moments, and the rows numbered ``sample`` (s,), ascending, as a Dask array (s, dim) float32."""
+
+    def cluster(self, centres: np.ndarray, seed: int) -> ClusterStats:
+        """Statistics of all rows about ``centres`` (L, dim)."""
+
+    def floats(self) -> da.Array:
+        """All rows as a Dask array (rows, dim) float32 that is read anew in each round."""
+
+    def dask(self) -> AbstractContextManager[None]:
+        """Where Dask collections of these rows are computed."""
+
+
+@dataclass(frozen=True)
+class CorpusSource:
+    """The rows of a corpus, one partition at a time."""
+
+    corpus: Corpus
+    context: Context
+
+    @property
+    def rows(self) -> int:
+        return self.corpus.rows
+
+    @property
+    def dim(self) -> int:
+        return self.corpus.dim
+
+    def scan(self, sample: np.ndarray) -> tuple[Moments, da.Array]:
+        moments, blocks = scan_corpus(self.corpus, sample, self.context)
+        starts = [start for start, _ in self.corpus.partitions()]
+        sizes = np.diff([*np.searchsorted(sample, starts), len(sample)])
+        return moments, sample_array(blocks, [int(size) for size in sizes if size], self.dim)
+
+    def cluster(self, centres: np.ndarray, seed: int) -> ClusterStats:
+        return count_members(self.corpus, centres, seed, self.context)
+
+    def floats(self) -> da.Array:
+        import dask
+        import dask.array as da
+
+        url, version = self.corpus.url, self.corpus.version
+        read = dask.delayed(read_float_rows, pure=True)
+        parts = [
+            da.from_delayed(read(url, version, start, stop), (stop - start, self.dim), np.float32)
+            for start, stop in self.corpus.partitions()
+        ]
+        return da.concatenate(parts)
+
+    def dask(self) -> AbstractContextManager[None]:
+        return dask_on(self.context)
+
+
+def read_float_rows(url: str, version: int, start: int, stop: int) -> np.ndarray:
+    return corpus_on_worker(url, version).read(start, stop).astype(np.float32)
+
+
+def training_data(
+    source: Source,
+    *,
+    centres: int,
+    seed: int,
+    train_rows: int = TRAIN_ROWS,
+    kmeans_rows: int | None = None,
+    kmeans_rounds: int = KMEANS_ROUNDS,
+) -> TrainingData:
+    """Moments of all rows, centres, and a pool of rows: everything small that a method learns from."""
+    import dask
+    import dask.array as da
+
+    wanted = max(train_rows, KMEANS_ROWS_PER_CENTRE * centres if kmeans_rows is None else kmeans_rows)
+    sample = draw_rows(source.rows, wanted, seed)
+    moments, array = source.scan(sample)
+    mean, covariance = moments.mean, moments.covariance
+    with source.dask():
+        array = array.persist()
+        places = np.sort(np.random.default_rng([seed, 1]).permutation(len(sample))[:train_rows])
+        pool, in_range = dask.compute(array[places], da.isfinite(array).all())
+        _check_range(in_range)
+        if not centres:
+            return TrainingData(source.rows, mean, covariance, pool)
+        seeds = seed_centres(pool[: SEEDS_PER_CENTRE * centres], centres, seed)
+        rows = source.floats() if kmeans_rows == 0 else array
+        variance = float(np.trace(covariance)) / source.dim
+        moved = lloyd(rows, seeds, max_iter=kmeans_rounds, seed=seed, variance=variance)
+    del array, rows
+    settled = settle_centres(lambda vectors: source.cluster(vectors, seed), moved, min(centres, source.rows))
+    found, notes = len(settled.vectors), settled.notes
+    if source.rows < centres:
+        notes = (f"n_centres reduced from {centres} to {found}: the corpus has {source.rows} rows",)
+    rows_with_members, labels = _pool(pool, settled)
+    _check_range(np.isfinite(rows_with_members).all())
+    logger.info("%d centres, mean squared distance %.6g", found, settled.stats.inertia / source.rows)
+    return TrainingData(source.rows, mean, covariance, rows_with_members, settled.vectors, labels, notes)
+
+
+def _check_range(in_range: bool | np.bool_) -> None:
+    if not in_range:
+        raise BadInputError("some rows hold values beyond the range of float32; rescale them")
+
+
+def _pool(pool: np.ndarray, centres: Centres) -> tuple[np.ndarray, np.ndarray]:
+    """The pool and its labels, with stored members added for clusters that it holds too few of."""
+    labels, _ = assign(pool, centres.vectors)
+    stats = centres.stats
+    thin = np.bincount(labels, minlength=len(centres.vectors)) < stats.member_rows.shape[1]
+    chosen = thin[:, None] & (stats.member_rows >= 0)
+    members, member_labels = stats.members[chosen], np.nonzero(chosen)[0]
+    return np.concatenate([pool, members]), np.concatenate([labels, member_labels]).astype(np.int32)
+
+
+def _provenance(corpus: Corpus) -> dict[str, Any]:
+    return {
+        "corpus": {
+            "version": corpus.version,
+            "rows": corpus.rows,
+            "dim": corpus.dim,
+            "fingerprint": corpus.fingerprint,
+        },
+        "versions": {name: importlib.metadata.version(name) for name in VERSIONED},
+        "python": platform.python_version(),
+    }
+
+
+def _facts(models: str, address: str, corpus: Corpus) -> dict[str, Any]:
+    model = load_model(open_objects(models), address)
+    training = model.provenance.get("training", {})
+    curve = training.get("loss_curve") or []
+    return {
+        "model": f"{models}/{address}",
+        "method": model.method,
+        "bits": model.n_bits,
+        "rows": corpus.rows,
+        "dim": corpus.dim,
+        "first_loss": curve[0] if curve else None,
+        "last_loss": curve[-1] if curve else None,
+        "manifold_residual": training.get("manifold_residual"),
+        "notes": training.get("notes", []),
+    }

@@ -1,0 +1,282 @@
+"""Plain Zarr v3 arrays of whole rows, one object per chunk, on :class:`Objects`.
+
+Chunks are written once (put-if-absent), carry a crc32c as their last four bytes, are stored even when they are all
+zero, and raise when they are missing: nothing ever reads as a fill value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import zarr
+from zarr.abc.store import (
+    ByteRequest,
+    OffsetByteRequest,
+    RangeByteRequest,
+    Store,
+    SuffixByteRequest,
+)
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ZstdCodec
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.errors import ContainsArrayError
+
+from och_dist.errors import BadInputError, IntegrityError, OchError, UsageError
+from och_dist.store.objects import Objects
+
+Codec = Literal["none", "lz4", "zstd"]
+CODECS: tuple[Codec, ...] = ("none", "lz4", "zstd")
+# What a foreign array may be stored with: numbers in, numbers out, and nothing that could run what it decodes.
+SAFE_CODECS = {
+    *("adler32", "astype", "bitround", "blosc", "bytes", "bz2", "crc32", "crc32c", "delta", "fixedscaleoffset"),
+    *("fletcher32", "gzip", "jenkins_lookup3", "lz4", "lzma", "packbits", "quantize", "sharding_indexed"),
+    *("shuffle", "transpose", "zlib", "zstd"),
+}
+METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape and storage of one array: (rows, width), chunks of ``chunk_rows`` whole rows."""
+
+    rows: int
+    width: int
+    dtype: str
+    chunk_rows: int
+    codec: Codec = "none"
+
+    @property
+    def n_chunks(self) -> int:
+        return -(-self.rows // self.chunk_rows)
+
+    def bounds(self, chunk: int) -> tuple[int, int]:
+        """Local rows [start, stop) of a chunk."""
+        start = chunk * self.chunk_rows
+        return start, min(start + self.chunk_rows, self.rows)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a stored chunk is known by: its size and the crc32c at its end."""
+
+    nbytes: int
+    crc: int
+
+
+def chunk_key(prefix: str, chunk: int) -> str:
+    return f"{prefix}/c/{chunk}/0"
+
+
+def trailing_crc(data: bytes) -> int:
+    return int.from_bytes(data[-4:], "little")
+
+
+class ObjectZarrStore(Store):
+    """Zarr's view of a folder of :class:`Objects`: writes are put-if-absent, a missing chunk raises when ``strict``."""
+
+    supports_writes = True
+    supports_deletes = False
+    supports_listing = True
+
+    def __init__(self, objects: Objects, prefix: str = "", *, strict: bool = True) -> None:
+        super().__init__(read_only=False)
+        self.objects = objects
+        self.prefix = f"{prefix}/" if prefix else ""
+        self.strict = strict
+        self.written: dict[str, Written] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectZarrStore) and (self.objects.url, self.prefix) == (
+            other.objects.url,
+            other.prefix,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.objects.url, self.prefix))
+
+    def with_read_only(self, read_only: bool = False) -> ObjectZarrStore:
+        return self
+
+    async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
+        data = await asyncio.to_thread(self._read, self.prefix + key, byte_range)
+        if data is None:
+            if self.strict and not key.endswith(METADATA):
+                raise IntegrityError(
+                    f"chunk {self.objects.url}/{self.prefix}{key} is missing; a missing chunk is never read as zeros: "
+                    f"run 'och verify {self.objects.url}'"
+                )
+            return None
+        return prototype.buffer.from_bytes(data)
+
+    def _read(self, key: str, byte_range: ByteRequest | None) -> bytes | None:
+        match byte_range:
+            case RangeByteRequest(start, end):
+                return self.objects.read(key, start, end)
+            case OffsetByteRequest(offset):
+                return self.objects.read(key, offset)
+            case SuffixByteRequest(suffix):
+                return self.objects.read(key, -suffix)
+        return self.objects.read(key)
+
+    async def get_partial_values(
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
+    ) -> list[Buffer | None]:
+        return [await self.get(key, prototype, byte_range) for key, byte_range in key_ranges]
+
+    async def exists(self, key: str) -> bool:
+        return await asyncio.to_thread(self.objects.size, self.prefix + key) is not None
+
+    async def set(self, key: str, value: Buffer) -> None:
+        data = value.to_bytes()
+        await asyncio.to_thread(self.objects.put, self.prefix + key, data)
+        self.written[key] = Written(len(data), trailing_crc(data))
+
+    async def delete(self, key: str) -> None:
+        raise UsageError(f"{key} cannot be deleted through Zarr; segments are immutable, use 'och gc'")
+
+    async def list(self) -> AsyncIterator[str]:
+        async for key in self.list_prefix(""):
+            yield key
+
+    async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
+        for key, _, _ in self.objects.list(self.prefix.rstrip("/")):
+            if key.startswith(self.prefix + prefix):
+                yield key.removeprefix(self.prefix)
+
+    async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+        top = f"{prefix.rstrip('/')}/" if prefix else ""
+        names = {key.removeprefix(top).partition("/")[0] async for key in self.list_prefix(top)}
+        for name in sorted(names):
+            yield name
+
+
+def _compressors(codec: Codec) -> list[Any]:
+    by_name: dict[Codec, list[Any]] = {
+        "none": [],
+        "lz4": [BloscCodec(cname="lz4", clevel=5, shuffle="bitshuffle")],
+        "zstd": [ZstdCodec(level=1)],
+    }
+    if codec not in by_name:
+        raise UsageError(f"codec {codec!r} is not known; use one of {', '.join(CODECS)}")
+    return [*by_name[codec], Crc32cCodec()]
+
+
+def create_array(objects: Objects, prefix: str, spec: ArraySpec) -> None:
+    """Write the metadata of an array, or check that what is there says the same."""
+    if objects.size(f"{prefix}/zarr.json") is None:
+        with contextlib.suppress(ContainsArrayError):  # another writer came first: its layout is checked below
+            zarr.create_array(
+                ObjectZarrStore(objects, prefix, strict=False),
+                shape=(spec.rows, spec.width),
+                chunks=(spec.chunk_rows, spec.width),
+                dtype=np.dtype(spec.dtype),
+                serializer=BytesCodec(endian="little" if np.dtype(spec.dtype).itemsize > 1 else None),
+                compressors=_compressors(spec.codec),
+                fill_value=0,
+            )
+    open_layout(objects, prefix, spec)
+
+
+def open_layout(objects: Objects, prefix: str, spec: ArraySpec) -> zarr.Array:
+    """Open one of our own arrays; :class:`IntegrityError` when its metadata says anything but ``spec``."""
+    array = open_array(objects, prefix)
+    found = (array.shape, array.chunks, np.dtype(array.dtype), list(_codec_names(array))[-1:])
+    expected = ((spec.rows, spec.width), (spec.chunk_rows, spec.width), np.dtype(spec.dtype), ["crc32c"])
+    if found != expected:
+        raise IntegrityError(
+            f"{objects.url}/{prefix} is an array of {found}, expected {expected}; "
+            "restore its zarr.json, or remove its job with 'och gc'"
+        )
+    return array
+
+
+def open_array(objects: Objects, prefix: str, *, strict: bool = True) -> zarr.Array:
+    """Open an existing array; :class:`IntegrityError` when its metadata is missing or unreadable."""
+    where = f"{objects.url}/{prefix}" if prefix else objects.url
+    with _damage(f"{where} is not a readable Zarr array"):
+        array = zarr.open_array(ObjectZarrStore(objects, prefix, strict=strict), mode="r+")
+        unsafe = {name.removeprefix("numcodecs.") for name in _codec_names(array)} - SAFE_CODECS
+    if unsafe:
+        raise BadInputError(
+            f"{where} is stored with {', '.join(sorted(unsafe))}; only {', '.join(sorted(SAFE_CODECS))} are read: "
+            "store it again with one of them"
+        )
+    return array
+
+
+def _codec_names(array: zarr.Array) -> Iterator[str]:
+    """Names of the codecs of an array in order, those inside a shard after the sharding itself."""
+    metadata: Any = array.metadata
+    if array.metadata.zarr_format == 2:
+        yield from (codec.codec_id for codec in (*(metadata.filters or ()), metadata.compressor) if codec is not None)
+        return
+    waiting = list(metadata.codecs)
+    while waiting:
+        codec = waiting.pop(0)
+        yield str(codec.to_dict()["name"])
+        waiting += (*getattr(codec, "codecs", ()), *getattr(codec, "index_codecs", ()))
+
+
+@contextlib.contextmanager
+def _damage(what: str) -> Iterator[None]:
+    """Whatever a parser or a codec says of stored bytes becomes :class:`IntegrityError`; accidents stay as they are."""
+    try:
+        yield
+    except (OchError, MemoryError):
+        raise
+    except Exception as error:  # every codec has exceptions of its own
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
+            raise
+        text = str(error) or type(error).__name__
+        raise IntegrityError(f"{what} ({text}); run 'och verify', restore it from a copy or make it again") from error
+
+
+def write_chunk(objects: Objects, prefix: str, chunk: int, block: np.ndarray) -> Written:
+    """Write one whole chunk of an existing array; ``block`` is (rows of the chunk, width)."""
+    array = open_array(objects, prefix, strict=False).with_config({"write_empty_chunks": True})
+    start = chunk * array.chunks[0]
+    stop = min(start + array.chunks[0], array.shape[0])
+    if block.shape != (stop - start, array.shape[1]) or block.dtype != array.dtype:
+        raise IntegrityError(
+            f"chunk {chunk} of {prefix} takes {(stop - start, array.shape[1])} {array.dtype}, "
+            f"got {block.shape} {block.dtype}"
+        )
+    array[start:stop] = block
+    store = array.store
+    assert isinstance(store, ObjectZarrStore)  # narrows the type: open_array made it
+    return store.written[f"c/{chunk}/0"]
+
+
+def read_rows(array: zarr.Array, start: int, stop: int) -> np.ndarray:
+    """Rows [start, stop) of an array, all of them; a damaged chunk becomes :class:`IntegrityError`."""
+    store = array.store
+    where = f"{store.objects.url}/{store.prefix}" if isinstance(store, ObjectZarrStore) else str(store)
+    if not 0 <= start <= stop <= array.shape[0]:  # Zarr would return fewer rows
+        raise IntegrityError(f"rows {start}..{stop} of {where} are asked for, but it has {array.shape[0]} rows")
+    with _damage(f"rows {start}..{stop} of {where} are damaged"):
+        return np.asarray(array[start:stop])
+
+
+def stored_chunk(objects: Objects, prefix: str, chunk: int) -> Written | None:
+    """Size and trailing crc of a chunk, without reading it all; None if it is not there."""
+    key = chunk_key(prefix, chunk)
+    size = objects.size(key)
+    if size is None:
+        return None
+    tail = objects.read(key, -4)
+    return None if tail is None or len(tail) < 4 else Written(size, trailing_crc(tail))
+
+
+def stored_chunks(objects: Objects, prefix: str) -> dict[int, int]:
+    """Chunk number -> size of every chunk object that is there."""
+    found: dict[int, int] = {}
+    for key, size, _ in objects.list(f"{prefix}/c"):
+        name = key.removeprefix(f"{prefix}/c/").partition("/")[0]
+        if name.isascii() and name.isdigit():
+            found[int(name)] = size
+    return found

@@ -1,0 +1,281 @@
+"""The corpus: vectors in immutable segments, listed by numbered versions. Row numbers never change."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import zarr
+
+from och_dist.errors import BadInputError, IntegrityError
+from och_dist.store.arrays import METADATA, ArraySpec, open_array, open_layout, read_rows
+from och_dist.store.objects import Objects, open_objects
+from och_dist.store.versions import (
+    pack_digests,
+    read_document,
+    read_latest,
+    read_version,
+    unpack_digests,
+)
+
+FORMAT = 1
+DTYPES = ("<f2", "<f4", "<f8", "|u1", "|i1")
+MAX_PARTITIONS = 4096
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows [start, stop) of a corpus in one Zarr array; ``digests`` holds a checksum per chunk."""
+
+    id: str
+    start: int
+    stop: int
+    chunk_rows: int
+    digests: np.ndarray = field(repr=False, compare=False)
+    codec: str = "none"
+    sources: tuple[dict[str, Any], ...] = ()
+    dropped: int = 0
+    prefix: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "start": self.start,
+            "stop": self.stop,
+            "chunk_rows": self.chunk_rows,
+            "codec": self.codec,
+            "digests": pack_digests(self.digests),
+            "sources": list(self.sources),
+            "dropped": self.dropped,
+        }
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any], where: str) -> Segment:
+        try:
+            start, stop, chunk_rows = int(entry["start"]), int(entry["stop"]), int(entry["chunk_rows"])
+            name, sources = str(entry["id"]), tuple(entry["sources"])
+            if not (name.isascii() and name.isalnum() and len(name) <= 64 and 0 <= start < stop and chunk_rows > 0):
+                raise ValueError(f"segment {name!r} [{start}, {stop}) by {chunk_rows}")
+            if not all(isinstance(source, dict) and {"fingerprint", "dataset"} <= set(source) for source in sources):
+                raise ValueError(f"segment {name!r} does not name its sources")
+            return cls(
+                id=name,
+                start=start,
+                stop=stop,
+                chunk_rows=chunk_rows,
+                codec=str(entry["codec"]),
+                digests=unpack_digests(entry["digests"], -(-(stop - start) // chunk_rows), where),
+                sources=sources,
+                dropped=int(entry["dropped"]),
+                prefix=vectors_prefix(name),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"{where} lists an impossible segment ({error})") from None
+
+
+def vectors_prefix(segment_id: str) -> str:
+    return f"segments/{segment_id}/vectors"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """One version of a corpus, or a single existing Zarr array used as it is (``version`` 0)."""
+
+    url: str
+    version: int
+    dim: int
+    dtype: str
+    segments: tuple[Segment, ...]
+
+    @property
+    def objects(self) -> Objects:
+        return open_objects(self.url)
+
+    @property
+    def rows(self) -> int:
+        return self.segments[-1].stop if self.segments else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the vectors before any codec."""
+        return self.rows * self.dim * np.dtype(self.dtype).itemsize
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of everything that decides the content: dimension, dtype, rows and chunk digests."""
+        head = f"{self.dim} {self.dtype} ".encode()
+        return hashlib.sha256(head + self.digest(0, self.rows).encode()).hexdigest()
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Global rows [start, stop) of every stored chunk, in order."""
+        for segment in self.segments:
+            for start in range(segment.start, segment.stop, segment.chunk_rows):
+                yield start, min(start + segment.chunk_rows, segment.stop)
+
+    def partitions(self, maximum: int = MAX_PARTITIONS) -> list[tuple[int, int]]:
+        """At most ``maximum`` row ranges of whole chunks; a function of the corpus alone, never of the cluster."""
+        chunks = list(self.chunks())
+        group = max(1, -(-len(chunks) // maximum))
+        return [(chunks[i][0], chunks[min(i + group, len(chunks)) - 1][1]) for i in range(0, len(chunks), group)]
+
+    def blocks(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
+        """(first global row, block) for rows [start, stop), one stored chunk at a time."""
+        if not 0 <= start <= stop <= self.rows:
+            raise IntegrityError(
+                f"rows {start}..{stop} are asked for, but {self.url} had {self.rows} when it was opened; "
+                "if it grew since, run the command again"
+            )
+        for segment in self.segments:
+            low, high = max(start, segment.start), min(stop, segment.stop)
+            if low >= high:
+                continue
+            array = _vectors(self.url, segment.prefix, self._spec(segment))
+            while low < high:
+                chunk_end = segment.start + ((low - segment.start) // segment.chunk_rows + 1) * segment.chunk_rows
+                end = min(high, chunk_end)
+                block = read_rows(array, low - segment.start, end - segment.start)
+                if block.dtype != np.dtype(self.dtype):
+                    block = block.astype(self.dtype)
+                yield low, block
+                low = end
+
+    def _spec(self, segment: Segment) -> ArraySpec:
+        return ArraySpec(segment.stop - segment.start, self.dim, self.dtype, segment.chunk_rows)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Rows [start, stop) as one array (rows, dim)."""
+        blocks = [block for _, block in self.blocks(start, stop)]
+        return np.concatenate(blocks) if blocks else np.empty((0, self.dim), self.dtype)
+
+    def digest(self, start: int, stop: int) -> str:
+        """sha256 over the checksums of the chunks that hold rows [start, stop), with their row ranges."""
+        total = hashlib.sha256()
+        for segment in self.segments:
+            low, high = max(start, segment.start), min(stop, segment.stop)
+            if low < high:
+                first = (low - segment.start) // segment.chunk_rows
+                last = -(-(high - segment.start) // segment.chunk_rows)
+                total.update(f"{low} {high} {segment.start} {segment.chunk_rows} ".encode())
+                total.update(segment.digests[first:last].astype("<u4").tobytes())
+        return total.hexdigest()
+
+    def to_json(self, version: int) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "kind": "corpus",
+            "version": version,
+            "parent": version - 1,
+            "rows": self.rows,
+            "dim": self.dim,
+            "dtype": self.dtype,
+            "segments": [segment.to_json() for segment in self.segments],
+        }
+
+
+@lru_cache(maxsize=64)
+def _vectors(url: str, prefix: str, spec: ArraySpec) -> zarr.Array:
+    """The array of a segment, checked against the manifest; that of an adopted corpus against what was opened."""
+    if prefix:
+        return open_layout(open_objects(url), prefix, spec)
+    array = open_array(open_objects(url), prefix)
+    if (array.shape, _little(array)) != ((spec.rows, spec.width), spec.dtype):
+        raise IntegrityError(f"{url} is now {array.dtype} {array.shape}: it changed since it was opened; run again")
+    return array
+
+
+def _little(array: zarr.Array) -> str:
+    """The dtype of an array as our manifests name it."""
+    return np.dtype(array.dtype).newbyteorder("<").str
+
+
+def open_corpus(url: str, version: int | None = None) -> Corpus:
+    """Open a corpus (its newest version unless one is named) or a 2-D Zarr array at ``url``."""
+    objects = open_objects(url)
+    body = read_latest(objects) if version is None else read_version(objects, version) if version else None
+    if body is not None:
+        return _from_json(objects.url, body)
+    if _metadata(objects) is not None:
+        return _adopt(objects)
+    raise BadInputError(
+        f"{objects.url} holds no corpus; make one with 'och ingest FILES {objects.url}' "
+        f"or 'och generate {objects.url}', or name an existing 2-D Zarr array"
+    )
+
+
+def find_corpus(url: str) -> Corpus | None:
+    """The newest published corpus at ``url``, None when there is none yet."""
+    body = read_latest(open_objects(url))
+    return None if body is None else _from_json(open_objects(url).url, body)
+
+
+def corpus_on_worker(url: str, version: int) -> Corpus:
+    """:func:`open_corpus` with a memory: a published version never changes, an adopted array may."""
+    layout = None if version else _metadata(open_objects(url))
+    return _remembered(url, version, layout)
+
+
+@lru_cache(maxsize=16)
+def _remembered(url: str, version: int, layout: bytes | None) -> Corpus:
+    return open_corpus(url, version)
+
+
+def _metadata(objects: Objects) -> bytes | None:
+    return next((data for name in ("zarr.json", ".zarray") if (data := read_document(objects, name)) is not None), None)
+
+
+def _from_json(url: str, body: dict[str, Any]) -> Corpus:
+    where = f"version {body.get('version')} of {url}"
+    if body.get("kind") != "corpus" or body.get("format") != FORMAT:
+        raise BadInputError(
+            f"{where} is of kind {body.get('kind')!r}, format {body.get('format')!r}; "
+            f"a corpus of format {FORMAT} is needed here"
+        )
+    try:
+        segments = tuple(Segment.from_json(entry, where) for entry in body["segments"])
+        dim, dtype, rows, version = (
+            int(body["dim"]),
+            str(body["dtype"]),
+            int(body["rows"]),
+            int(body["version"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(f"{where} is incomplete ({error})") from None
+    starts = [0, *(segment.stop for segment in segments)]
+    adjoining = [s.start for s in segments] == starts[:-1] and len({s.id for s in segments}) == len(segments)
+    if dtype not in DTYPES or dim < 1 or not segments or not adjoining or starts[-1] != rows:
+        raise IntegrityError(f"{where} does not add up: dim {dim}, dtype {dtype}, {rows} rows in {starts}")
+    return Corpus(url, version, dim, dtype, segments)
+
+
+def _adopt(objects: Objects) -> Corpus:
+    """A single Zarr array as a corpus. Its chunks have no crc of ours: size and tag of each object stand in."""
+    array = open_array(objects, "")
+    dtype = _little(array)
+    if array.ndim != 2 or dtype not in DTYPES:
+        raise BadInputError(
+            f"{objects.url} is a Zarr array of shape {array.shape} and dtype {array.dtype}; "
+            "a corpus is 2-D, of float16, float32, float64, uint8 or int8"
+        )
+    rows, dim = array.shape
+    if not rows or not dim:
+        raise BadInputError(f"{objects.url} is a Zarr array of shape {array.shape}: a corpus needs at least one row")
+    chunk_rows = min((getattr(array, "shards", None) or array.chunks)[0], rows)
+    segment = Segment("array", 0, rows, chunk_rows, _tag_digests(objects, -(-rows // chunk_rows)))
+    return Corpus(objects.url, 0, dim, dtype, (segment,))
+
+
+def _tag_digests(objects: Objects, n_chunks: int) -> np.ndarray:
+    digests = np.zeros(n_chunks, dtype="<u4")
+    for key, size, tag in objects.list(""):
+        if key.endswith(METADATA):
+            digests ^= np.uint32(zlib.crc32(objects.get(key)))
+            continue
+        index = next((int(part) for part in key.replace(".", "/").split("/") if part.isascii() and part.isdigit()), -1)
+        if 0 <= index < n_chunks:
+            digests[index] ^= np.uint32(zlib.crc32(f"{key} {size} {tag}".encode()))
+    return digests
