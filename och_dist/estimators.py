@@ -20,7 +20,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from och_dist.errors import BadInputError, NonFiniteError
-from och_dist.hashers import och
+from och_dist.hashers import isohash, itq, lsh, och, pca_frame
 from och_dist.hashers.base import Hasher, one_thread, seed_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from och_dist.kernels.clusters import ClusterStats
     from och_dist.kernels.moments import Moments
 
-__all__ = ["OCH", "DaskAware"]
+__all__ = ["ITQ", "LSH", "OCH", "DaskAware", "IsoHash", "PCAFrame"]
 
 DTYPES = ("f2", "f4", "f8", "u1", "i1")
 
@@ -79,6 +79,22 @@ class DaskAware(Hasher):
 
 class OCH(DaskAware, och.OCH):
     __doc__ = och.OCH.__doc__
+
+
+class LSH(DaskAware, lsh.LSH):
+    __doc__ = lsh.LSH.__doc__
+
+
+class PCAFrame(DaskAware, pca_frame.PCAFrame):
+    __doc__ = pca_frame.PCAFrame.__doc__
+
+
+class ITQ(DaskAware, itq.ITQ):
+    __doc__ = itq.ITQ.__doc__
+
+
+class IsoHash(DaskAware, isohash.IsoHash):
+    __doc__ = isohash.IsoHash.__doc__
 
 
 def _is_dask(X: Any) -> bool:

@@ -13,7 +13,13 @@ from och_dist.hashers.base import Hasher
 
 __all__ = ["METHODS", "get_method", "model_from_state"]
 
-_LOCATIONS = {"och": ("och", "OCH")}
+_LOCATIONS = {
+    "och": ("och", "OCH"),
+    "lsh": ("lsh", "LSH"),
+    "pca-frame": ("pca_frame", "PCAFrame"),
+    "itq": ("itq", "ITQ"),
+    "isohash": ("isohash", "IsoHash"),
+}
 
 
 class _Methods(Mapping[str, type[Hasher]]):

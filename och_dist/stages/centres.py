@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from och_dist.graph import reduce_tasks
+from och_dist.hashers.base import one_thread
 from och_dist.kernels.clusters import ClusterStats, block_clusters
+from och_dist.outcome import watched
 from och_dist.stages.common import Context, logger
 from och_dist.store.corpus import Corpus, corpus_on_worker
 
@@ -49,7 +51,7 @@ def dask_on(context: Context) -> Iterator[None]:
         with dask.config.set(scheduler="synchronous"):
             yield
     else:
-        with context.client.as_current(), dask.config.set(scheduler=context.client):
+        with context.client.as_current(), dask.config.set(scheduler=context.client), watched(context.client):
             yield
 
 
@@ -70,7 +72,7 @@ def seed_centres(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
     from sklearn.cluster import kmeans_plusplus
 
     count = min(count, len(rows))
-    with warnings.catch_warnings():  # fewer distinct rows than asked for: handled by np.unique below
+    with one_thread(), warnings.catch_warnings():  # fewer distinct rows than asked for: handled by np.unique below
         warnings.simplefilter("ignore")
         seeds, _ = kmeans_plusplus(rows, count, random_state=seed % 2**32)
     _, first = np.unique(seeds, axis=0, return_index=True)
@@ -83,7 +85,7 @@ def lloyd(rows: da.Array, seeds: np.ndarray, *, max_iter: int, seed: int, varian
 
     if len(seeds) < 2 or max_iter < 1:
         return seeds
-    with warnings.catch_warnings():
+    with one_thread(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = KMeans(
             n_clusters=len(seeds),
@@ -137,7 +139,11 @@ def count_members(corpus: Corpus, centres: np.ndarray, seed: int, context: Conte
 
 
 def settle_centres(count: Callable[[np.ndarray], ClusterStats], centres: np.ndarray, asked: int) -> Centres:
-    """Move empty (so also duplicate) centres to the worst-fitted rows; ``count`` is a pass over all rows."""
+    """Move empty (so also duplicate) centres to the worst-fitted rows; ``count`` is a pass over all rows.
+
+    Centres that are missing (the seeds had duplicates) start as duplicates of the first one, hence empty.
+    """
+    centres = np.concatenate([centres, np.repeat(centres[:1], max(0, asked - len(centres)), axis=0)])
     for _ in range(REPAIRS):
         stats = count(centres)
         empty = np.flatnonzero(stats.counts == 0)

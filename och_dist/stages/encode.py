@@ -68,17 +68,19 @@ def encode(
     if chunk_rows < 1:
         raise UsageError(f"chunk_rows={chunk_rows}; use at least 1")
     opened, objects = open_corpus(corpus), open_objects(index)
+    current, new_rows = find_index(index), 0  # first: nothing is put into a folder that holds something else
     loaded = _bring_model(model, objects, opened)
-    current, new_rows = find_index(index), 0
     jobs: list[Job] = []
     for job in _jobs(opened, objects, current, loaded, chunk_rows):
+        begin_job(objects, job)
+        _copy_model(model, objects)  # again: until the job was announced, 'och gc' could take the model for unused
         new_rows += run_job(opened, objects, job, context)
         jobs.append(job)
     if publish and jobs:
         publish_jobs(index, jobs, opened, context)
     newest = find_index(index)
     return watch.report(
-        "done" if jobs else "nothing to do",
+        "done" if new_rows or (publish and jobs) else "nothing to do",
         index=objects.url,
         model=loaded.address,
         bits=loaded.n_bits,
@@ -95,16 +97,20 @@ def encode(
 def _bring_model(path: str, objects: Objects, corpus: Corpus) -> Model:
     """Load and check the model, and put it beside the codes."""
     folder, address = split_model_path(path)
-    source = open_objects(folder)
-    loaded = load_model(source, address)
+    loaded = load_model(open_objects(folder), address)
     if loaded.hasher.n_features_in_ != corpus.dim:
         raise BadInputError(
             f"model {address[:16]} takes {loaded.hasher.n_features_in_}-d vectors, the corpus {corpus.url} is "
             f"{corpus.dim}-d; train a model on this corpus"
         )
     objects.require_put_if_absent()
-    copy_model(source, address, model_objects(objects.url))
+    _copy_model(path, objects)
     return loaded
+
+
+def _copy_model(path: str, objects: Objects) -> None:
+    folder, address = split_model_path(path)
+    copy_model(open_objects(folder), address, model_objects(objects.url))
 
 
 def _jobs(corpus: Corpus, objects: Objects, current: Index | None, model: Model, chunk_rows: int) -> Iterator[Job]:
@@ -145,7 +151,6 @@ def run_job(corpus: Corpus, objects: Objects, job: Job, context: Context) -> int
     """Encode the chunks that have no record yet; returns the rows encoded now."""
     task_bytes = _task_bytes(corpus, job)
     check_memory(context.client, task_bytes, f"encoding a chunk of {job.chunk_rows} codes")
-    begin_job(objects, job)
     done = done_chunks(objects, job)
     tasks = [
         EncodeChunk(corpus.url, corpus.version, objects.url, job, chunk)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -18,10 +20,11 @@ from och_dist.kernels.hamming import hamming_histogram, hamming_pairs
 from och_dist.kernels.packing import code_words
 from och_dist.metrics import evaluate_histograms
 from och_dist.stages.common import Context, Report, Stopwatch
-from och_dist.stages.queries import open_queries
-from och_dist.stages.search import chunk_groups, open_index
+from och_dist.stages.queries import Queries, open_queries
+from och_dist.stages.search import Searcher, chunk_groups, open_index
 from och_dist.store.index import CodeChunk, index_on_worker
 from och_dist.store.neighbors import StoredNeighbors, open_neighbors
+from och_dist.store.objects import storage_errors
 from och_dist.store.versions import canonical, sha256
 
 QUERY_BYTES = 32 << 20
@@ -84,7 +87,7 @@ def evaluate(
     watch, context = Stopwatch("evaluate"), context or Context()
     searcher, opened = open_index(index, version=version), open_queries(queries, dataset=dataset)
     stored = open_neighbors(truth)
-    _check(searcher.rows, searcher.model.hasher.n_features_in_, opened, stored)
+    _check(searcher, opened, stored)
     key = sha256(canonical([searcher.index.to_json(), opened.fingerprint, stored.about["key"]]))
     if (known := _known(output, key)) is not None:
         return watch.report("nothing to do", **known)
@@ -114,11 +117,21 @@ def evaluate(
         **evaluate_histograms(counts.rows, counts.true),
     }
     if output is not None:
-        partial = Path(f"{output}.{os.getpid()}.part")
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({**facts, "key": key}, indent=1))
-        os.replace(partial, output)
+        _save(output, {**facts, "key": key})
     return watch.report(**facts)
+
+
+def _save(output: str, facts: dict[str, Any]) -> None:
+    """Write JSON beside its final name and move it there when it is whole."""
+    partial = Path(f"{output}.{uuid.uuid4().hex}.part")
+    with storage_errors(output):
+        try:
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps(facts, indent=1))
+            os.replace(partial, output)
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
 
 
 def _known(output: str | None, key: str) -> dict[str, Any] | None:
@@ -132,16 +145,21 @@ def _known(output: str | None, key: str) -> dict[str, Any] | None:
         return None
 
 
-def _check(rows: int, dim: int, queries: Any, truth: StoredNeighbors) -> None:
-    queries.require_dim(dim, "the index")
+def _check(searcher: Searcher, queries: Queries, truth: StoredNeighbors) -> None:
+    queries.require_dim(searcher.model.hasher.n_features_in_, "the index")
     if not queries.rows:
         raise BadInputError("there are no queries; an evaluation needs at least one")
     if truth.about.get("kind") != "euclidean":
         raise BadInputError(f"{truth.path} holds {truth.about.get('kind')} neighbours; give the output of 'och truth'")
     if truth.about.get("queries_fingerprint") != queries.fingerprint or truth.queries != queries.rows:
         raise ConflictError(f"{truth.path} was made for other queries than {queries.source}; run 'och truth' for these")
-    if truth.about.get("rows") != rows:
+    if truth.about.get("rows") != searcher.rows:
         raise ConflictError(
-            f"{truth.path} was made over {truth.about.get('rows')} rows, the index has {rows}; "
+            f"{truth.path} was made over {truth.about.get('rows')} rows, the index has {searcher.rows}; "
             "bring both to the same corpus version"
+        )
+    if truth.about.get("corpus_fingerprint") != searcher.index.corpus.get("fingerprint"):
+        raise ConflictError(
+            f"{truth.path} was made over another corpus than {searcher.index.corpus.get('url')}, of which the index "
+            "was made; run 'och truth' on that one"
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import google_crc32c
 import numpy as np
 
 from och_dist.cluster import check_memory
@@ -18,20 +19,22 @@ from och_dist.store.arrays import (
     CODECS,
     ArraySpec,
     Codec,
+    chunk_key,
     create_array,
-    stored_chunk,
     stored_chunks,
+    trailing_crc,
     write_chunk,
 )
 from och_dist.store.corpus import Corpus, Segment, find_corpus, vectors_prefix
 from och_dist.store.objects import open_objects
-from och_dist.store.readers import open_sources
+from och_dist.store.readers import Source, open_sources
 from och_dist.store.versions import canonical, commit_version, sha256
 
 CHUNK_BYTES = 32 << 20
 SCAN_ROWS_BYTES = 64 << 20
 LISTED_ROWS = 20
 MAX_DROPPED = 10_000_000
+CHUNKS_PER_CHECK = 16
 
 
 def ingest(
@@ -50,6 +53,7 @@ def ingest(
         raise UsageError(f"nonfinite={nonfinite!r}; use 'error' or 'drop'")
     watch = Stopwatch("ingest")
     found = open_sources([sources] if isinstance(sources, str) else sources, dataset=dataset)
+    _check_copies(found)
     known = _known_sources(find_corpus(corpus))
     fresh = tuple(source for source in found if (source.fingerprint, source.dataset) not in known)
     if not fresh:
@@ -94,6 +98,15 @@ def generate(
     return _write_segment(
         watch, corpus, origin, chunk_rows=chunk_rows, codec=codec, drop=False, context=context or Context()
     )
+
+
+def _check_copies(sources: Iterable[Source]) -> None:
+    """A file that the corpus holds is not taken twice; neither is one that lies twice in one call."""
+    seen: dict[tuple[str, str | None], str] = {}
+    for source in sources:
+        first = seen.setdefault((source.fingerprint, source.dataset), source.path)
+        if first != source.path:
+            raise UsageError(f"{source.path} has the content of {first}; name one of them, so that no row comes twice")
 
 
 def _known_sources(corpus: Corpus | None) -> set[tuple[str, str | None]]:
@@ -162,9 +175,9 @@ def _write_segment(
     context: Context,
 ) -> Report:
     objects = open_objects(url)
-    objects.require_put_if_absent()
     parent = find_corpus(url)
     _check_fits(parent, origin, codec, chunk_rows)
+    objects.require_put_if_absent()
     bad = _scan(origin, context) if drop else np.empty(0, np.int64)
     rows = origin.rows - len(bad)
     if rows < 1:
@@ -176,7 +189,7 @@ def _write_segment(
     segment_id = sha256(canonical([origin.identity(), start, rows, size, codec, sha256(bad.tobytes())]))[:16]
     prefix = vectors_prefix(segment_id)
     create_array(objects, prefix, spec)
-    there = stored_chunks(objects, prefix)
+    there = [chunk for chunk in sorted(stored_chunks(objects, prefix)) if chunk < spec.n_chunks]
     tasks = [
         WriteChunk(objects.url, prefix, chunk, origin, *_origin_rows(bad, *spec.bounds(chunk)))
         for chunk in range(spec.n_chunks)
@@ -185,7 +198,7 @@ def _write_segment(
     advance = context.progress(watch.stage, rows)
     advance(rows - sum(spec.bounds(task.chunk)[1] - spec.bounds(task.chunk)[0] for task in tasks))
     try:
-        map_tasks(
+        written = map_tasks(
             write_corpus_chunk,
             tasks,
             client=context.client,
@@ -195,12 +208,15 @@ def _write_segment(
         )
     except NonFiniteError:
         raise _all_nonfinite(origin, context) from None
+    digests = np.zeros(spec.n_chunks, "<u4")
+    digests[[chunk for chunk, _, _ in written]] = [crc for _, _, crc in written]
+    digests[there] = _check_stored(objects.url, segment_id, there, context)
     segment = Segment(
         segment_id,
         start,
         start + rows,
         size,
-        _digests(url, prefix, spec, context),
+        digests,
         codec,
         tuple(origin.describe()),
         len(bad),
@@ -280,31 +296,34 @@ def _all_nonfinite(origin: Origin, context: Context) -> NonFiniteError:
 
 
 @dataclass(frozen=True)
-class ReadDigests:
+class CheckChunks:
+    """Chunks of a segment that an earlier run stored."""
+
     url: str
-    prefix: str
-    first: int
-    last: int
+    segment: str
+    chunks: tuple[int, ...]
 
 
-def read_chunk_digests(task: ReadDigests) -> np.ndarray:
-    """crc32c of chunks [first, last), each from the last four bytes of its object."""
+def check_stored_chunks(task: CheckChunks) -> list[int]:
+    """crc32c of each chunk, after reading it: a machine that lost power may have kept a part of it."""
     objects = open_objects(task.url)
-    digests = np.zeros(task.last - task.first, "<u4")
-    for chunk in range(task.first, task.last):
-        found = stored_chunk(objects, task.prefix, chunk)
-        if found is None:
-            raise IntegrityError(f"chunk {chunk} of {task.url}/{task.prefix} vanished before publishing; run again")
-        digests[chunk - task.first] = found.crc
+    digests = []
+    for chunk in task.chunks:
+        data = objects.read(chunk_key(vectors_prefix(task.segment), chunk))
+        if data is None or len(data) < 4 or google_crc32c.value(data[:-4]) != trailing_crc(data):
+            raise IntegrityError(
+                f"chunk {chunk} of segment {task.segment}, which an earlier run left in {task.url}, is damaged; nothing "
+                f"was published: remove the segment with 'och gc {task.url} --job {task.segment}' and ingest again"
+            )
+        digests.append(trailing_crc(data))
     return digests
 
 
-def _digests(url: str, prefix: str, spec: ArraySpec, context: Context) -> np.ndarray:
-    root = open_objects(url).url
-    tasks = [
-        ReadDigests(root, prefix, first, min(first + 256, spec.n_chunks)) for first in range(0, spec.n_chunks, 256)
-    ]
-    return np.concatenate(map_tasks(read_chunk_digests, tasks, client=context.client, name="read_chunk_digests"))
+def _check_stored(url: str, segment: str, chunks: list[int], context: Context) -> list[int]:
+    size = CHUNKS_PER_CHECK
+    tasks = [CheckChunks(url, segment, tuple(chunks[i : i + size])) for i in range(0, len(chunks), size)]
+    parts = map_tasks(check_stored_chunks, tasks, client=context.client, name="check_stored_chunks")
+    return [digest for part in parts for digest in part]
 
 
 def _publish(url: str, segment: Segment, origin: Origin) -> Corpus:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from och_dist.errors import ConflictError, IncompleteError, IntegrityError, UsageError
 from och_dist.graph import map_tasks
+from och_dist.kernels.packing import count_ones
 from och_dist.stages.common import Context, Report, Stopwatch
 from och_dist.store.arrays import ArraySpec, chunk_key, create_array, trailing_crc, write_chunk
 from och_dist.store.corpus import Corpus, open_corpus
@@ -22,15 +25,18 @@ from och_dist.store.index import (
     done_chunks,
     find_index,
     list_jobs,
+    model_objects,
     next_version,
     record_key,
 )
+from och_dist.store.model import load_model
 from och_dist.store.objects import Objects, open_objects
-from och_dist.store.versions import commit_version
+from och_dist.store.versions import commit_version, version_numbers
 
 CHUNKS_PER_CHECK = 64
 RACES = 20
 COLLECTED = "collected.json"
+CLAIMS = "publishing"
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,12 @@ def check_chunk(objects: Objects, job: Job, chunk: int) -> tuple[int, np.ndarray
     data = objects.read(chunk_key(f"{job.folder}/codes", chunk))
     if data is None:
         raise IntegrityError(f"{where} is missing; {remedy}")
-    if len(data) != size or trailing_crc(data) != crc or google_crc32c.value(data[:-4]) != crc:
+    whole = len(data) == size == job.chunk_rows * job.spec.width + 4
+    if not whole or trailing_crc(data) != crc or google_crc32c.value(data[:-4]) != crc:
         raise IntegrityError(f"{where} does not match its record; {remedy}")
+    codes = np.frombuffer(data, np.uint8, size - 4).reshape(-1, job.spec.width).copy()
+    if not np.array_equal(ones, count_ones(codes, job.bits)):
+        raise IntegrityError(f"the set bits of {where} are not those of its record; {remedy}")
     return crc, ones
 
 
@@ -78,7 +88,7 @@ def publish(index: str, job_id: str, *, corpus: str, context: Context | None = N
         known = ", ".join(sorted(jobs)) or "none"
         raise UsageError(f"{index} has no job {job_id!r}; jobs there: {known}")
     before = find_index(index)
-    published = publish_jobs(index, [jobs[job_id]], open_corpus(corpus), context)
+    published = publish_jobs(index, [jobs[job_id]], _corpus_of(corpus, jobs[job_id]), context)
     same = before is not None and before.version == published.version
     return watch.report(
         "nothing to do" if same else "done",
@@ -89,30 +99,88 @@ def publish(index: str, job_id: str, *, corpus: str, context: Context | None = N
     )
 
 
+def _corpus_of(url: str, job: Job) -> Corpus:
+    """The first version of a corpus that has all rows of a job; they must be the ones that the job encoded."""
+    numbers = version_numbers(open_objects(url))
+    for corpus in (open_corpus(url, number) for number in numbers or [0]):
+        if corpus.rows >= job.stop and corpus.digest(job.start, job.stop) == job.input:
+            return corpus
+    raise ConflictError(f"job {job.id} did not encode rows {job.start}..{job.stop} of {url}; name the corpus it read")
+
+
 def publish_jobs(index: str, jobs: Sequence[Job], corpus: Corpus, context: Context) -> Index:
     """Check finished jobs of adjoining rows, fold their records into one array each, commit once, drop the records."""
     objects = open_objects(index)
-    current = find_index(index)
-    if current is not None and all(_holds(current, job) for job in jobs):
-        return current
-    segments = []
+    published = find_index(index)
+    if published is None or _not_held(published, jobs):
+        with _claimed(objects, jobs):
+            published = _publish(objects, jobs, corpus, context)
     for job in jobs:
-        missing = set(range(job.spec.n_chunks)) - done_chunks(objects, job)
-        if missing:
-            raise IncompleteError(
-                f"job {job.id} has {len(missing)} of {job.spec.n_chunks} chunks still to encode; run 'och encode' again"
-            )
-        crcs, ones = _check_all(objects, job, context)
-        _fold(objects, job, ones)
-        segments.append(IndexSegment(job, crcs))
-    published = _commit(objects, tuple(segments), corpus)
+        for leftover in ("done", CLAIMS):
+            objects.delete_below(f"{job.folder}/{leftover}")
+    return published
+
+
+@contextlib.contextmanager
+def _claimed(objects: Objects, jobs: Sequence[Job]) -> Iterator[None]:
+    """Keep 'och gc' away from jobs while they are published.
+
+    Here a claim is put before the mark of gc is looked for; gc puts its mark before it looks for claims and
+    versions. So one of the two sees the other, and nothing is collected between the check and the commit.
+    """
+    name = uuid.uuid4().hex
+    claims = [f"{job.folder}/{CLAIMS}/{name}.json" for job in jobs]
+    try:
+        for claim in claims:
+            objects.put(claim, b"{}")
+        _check_unmarked(objects, jobs)
+        yield
+    finally:
+        for claim in claims:
+            objects.delete(claim)
+
+
+def _check_unmarked(objects: Objects, jobs: Sequence[Job]) -> None:
     for job in jobs:
         if objects.size(f"{job.folder}/{COLLECTED}") is not None:
             raise ConflictError(
-                f"job {job.id} was being collected by 'och gc' while it was published; run 'och encode' again"
+                f"job {job.id} is being removed by 'och gc', and nothing was published; run 'och gc {objects.url}' to "
+                "the end, then 'och encode' again"
             )
-        objects.delete_below(f"{job.folder}/done")
-    return published
+
+
+def _publish(objects: Objects, jobs: Sequence[Job], corpus: Corpus, context: Context) -> Index:
+    """Check what no other publisher has published yet, and commit it."""
+    for _ in range(RACES):
+        current = find_index(objects.url)
+        waiting = _not_held(current, jobs)
+        if current is not None and not waiting:
+            return current
+        try:
+            segments = tuple(_checked(objects, job, context) for job in waiting)
+        except (IncompleteError, IntegrityError):
+            # The records may be gone because another publisher was faster.
+            if _not_held(find_index(objects.url), waiting) == waiting:
+                raise
+            continue
+        load_model(model_objects(objects.url), jobs[0].model)
+        return _commit(objects, segments, corpus)
+    raise _too_many_races(objects.url)
+
+
+def _checked(objects: Objects, job: Job, context: Context) -> IndexSegment:
+    missing = set(range(job.spec.n_chunks)) - done_chunks(objects, job)
+    if missing:
+        raise IncompleteError(
+            f"job {job.id} has {len(missing)} of {job.spec.n_chunks} chunks still to encode; run 'och encode' again"
+        )
+    crcs, ones = _check_all(objects, job, context)
+    _fold(objects, job, ones)
+    return IndexSegment(job, crcs)
+
+
+def _not_held(index: Index | None, jobs: Sequence[Job]) -> list[Job]:
+    return [job for job in jobs if index is None or not _holds(index, job)]
 
 
 def _holds(index: Index, job: Job) -> bool:
@@ -141,12 +209,18 @@ def _commit(objects: Objects, new: tuple[IndexSegment, ...], corpus: Corpus) -> 
     about: dict[str, Any] = {"url": corpus.url, "version": corpus.version, "fingerprint": corpus.fingerprint}
     for _ in range(RACES):
         current = find_index(objects.url)
-        if current is not None and all(_holds(current, segment.job) for segment in new):
+        new = tuple(segment for segment in new if current is None or not _holds(current, segment.job))
+        if current is not None and not new:
             return current
+        _check_unmarked(objects, [segment.job for segment in new])
         index = next_version(current, _rebased(current, new, objects.url), about, objects.url)
         if commit_version(objects, index.to_json()):
             return index
-    raise ConflictError(f"{objects.url} was published {RACES} times while this job tried to; run the command again")
+    raise _too_many_races(objects.url)
+
+
+def _too_many_races(url: str) -> ConflictError:
+    return ConflictError(f"{url} was published {RACES} times while this job tried to; run the command again")
 
 
 def _rebased(current: Index | None, new: tuple[IndexSegment, ...], url: str) -> tuple[IndexSegment, ...]:

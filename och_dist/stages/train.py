@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.hashers.base import Hasher, TrainingData
+from och_dist.hashers.base import Hasher, TrainingData, one_thread
 from och_dist.hashers.registry import get_method
 from och_dist.kernels.clusters import ClusterStats, assign
 from och_dist.kernels.moments import Moments
@@ -58,8 +58,8 @@ def train(
 ) -> Report:
     """Learn a model from a corpus and store it below ``models``; the same request again finds it there.
 
-    ``kmeans_rows`` is the size of the row sample that k-means runs on: 256 per centre unless given, 0 for all
-    rows.
+    ``kmeans_rows`` is the size of the row sample that k-means runs on: 256 per centre unless given, at least
+    ``train_rows``, 0 for all rows.
     """
     watch, context = Stopwatch("train"), context or Context()
     hasher = make_hasher(method, bits, seed, params or {})
@@ -80,16 +80,18 @@ def train(
     key = f"trained/{sha256(canonical(request))}.json"
     if (known := objects.read(key)) is not None:
         address = str(unseal(known, f"{objects.url}/{key}")["model"])
-        return watch.report("nothing to do", **_facts(objects.url, address, opened))
+        if objects.size(f"{address}/model.json") is not None:
+            return watch.report("nothing to do", **_facts(objects.url, address, opened))
     objects.require_put_if_absent()
-    data = training_data(
-        CorpusSource(opened, context),
-        centres=hasher.centres_wanted(),
-        seed=seed,
-        train_rows=train_rows,
-        kmeans_rows=kmeans_rows,
-        kmeans_rounds=kmeans_rounds,
-    )
+    with one_thread():  # here as on the workers
+        data = training_data(
+            CorpusSource(opened, context),
+            centres=hasher.centres_wanted(),
+            seed=seed,
+            train_rows=train_rows,
+            kmeans_rows=kmeans_rows,
+            kmeans_rounds=kmeans_rounds,
+        )
     steps = context.progress("solve", int(getattr(hasher, "max_iter", 1)) or 1)
     hasher.fit_training(data, progress=lambda step, loss: steps(1))
     address = save_model(objects, hasher, {"request": request, "seed": seed, **_provenance(opened)})
@@ -207,7 +209,7 @@ def training_data(
         _check_range(in_range)
         if not centres:
             return TrainingData(source.rows, mean, covariance, pool)
-        seeds = seed_centres(pool[: SEEDS_PER_CENTRE * centres], centres, seed)
+        seeds = _seeds(pool, centres, seed)
         rows = source.floats() if kmeans_rows == 0 else array
         variance = float(np.trace(covariance)) / source.dim
         moved = lloyd(rows, seeds, max_iter=kmeans_rounds, seed=seed, variance=variance)
@@ -220,6 +222,13 @@ def training_data(
     _check_range(np.isfinite(rows_with_members).all())
     logger.info("%d centres, mean squared distance %.6g", found, settled.stats.inertia / source.rows)
     return TrainingData(source.rows, mean, covariance, rows_with_members, settled.vectors, labels, notes)
+
+
+def _seeds(pool: np.ndarray, centres: int, seed: int) -> np.ndarray:
+    """Seeds from a few rows of the pool, from anywhere in it (a corpus may be sorted), or from all if those repeat."""
+    few = np.random.default_rng([seed, 2]).permutation(len(pool))[: SEEDS_PER_CENTRE * centres]
+    seeds = seed_centres(pool[np.sort(few)], centres, seed)
+    return seeds if len(seeds) == min(centres, len(pool)) else seed_centres(pool, centres, seed)
 
 
 def _check_range(in_range: bool | np.bool_) -> None:

@@ -83,6 +83,7 @@ def truth(
         "key": sha256(canonical([opened.fingerprint, asked.fingerprint, k])),
         "k": k,
         "rows": opened.rows,
+        "corpus_fingerprint": opened.fingerprint,
         "queries_fingerprint": asked.fingerprint,
     }
     facts: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from och_dist.errors import BadInputError, IntegrityError, UsageError
 from och_dist.stages.common import Report, Stopwatch
-from och_dist.stages.publish import COLLECTED
+from och_dist.stages.publish import CLAIMS, COLLECTED
 from och_dist.store.corpus import Corpus, open_corpus
 from och_dist.store.index import Index, done_chunks, find_index, list_jobs, model_objects, open_version
 from och_dist.store.model import load_model, split_model_path
@@ -84,15 +84,18 @@ def _model_facts(path: str) -> dict[str, Any]:
 
 
 def status(index: str) -> Report:
-    """Versions of an index and its jobs: published, finished or unfinished."""
+    """Versions of an index and its jobs: published (in the newest version), superseded, finished or unfinished."""
     watch = Stopwatch("status")
     objects = open_objects(index)
     current = find_index(index)
-    published = {segment.job for segment in current.segments} if current else set()
+    numbers = version_numbers(objects)
+    published = {segment.job.folder for segment in current.segments} if current else set()
+    earlier = {folder for number in numbers for folder in _folders(objects, number)} - published
     jobs = []
     for job in list_jobs(objects):
-        done = job.spec.n_chunks if job in published else len(done_chunks(objects, job))
-        state = "published" if job in published else "finished" if done == job.spec.n_chunks else "unfinished"
+        done = job.spec.n_chunks if job.folder in published | earlier else len(done_chunks(objects, job))
+        finished = "finished" if done == job.spec.n_chunks else "unfinished"
+        state = "published" if job.folder in published else "superseded" if job.folder in earlier else finished
         jobs.append(
             {
                 "job": job.id,
@@ -108,7 +111,7 @@ def status(index: str) -> Report:
     return watch.report(
         index=objects.url,
         version=current.version if current else None,
-        versions=version_numbers(objects),
+        versions=numbers,
         rows=current.rows if current else 0,
         jobs=jobs,
     )
@@ -117,27 +120,34 @@ def status(index: str) -> Report:
 def gc(path: str, *, keep: int = 3, jobs: Sequence[str] = (), dry_run: bool = False) -> Report:
     """Remove versions but the last ``keep`` of an index, what only they use, and the named unpublished jobs.
 
-    A segment is marked before it goes, and the versions are read again after the mark: a job that is being
-    published at this moment either is seen here and stays, or sees the mark and starts over.
+    A segment is marked before it goes. Claims of publishers and the versions are looked at after the mark, and a
+    publisher looks for the mark after its claim: so a job that is being published stays, or is not published. The
+    claim of a publisher that was killed does not protect a job that is named.
     """
     watch = Stopwatch("gc")
     if keep < 1:
         raise UsageError(f"keep={keep}; at least the newest version stays")
     objects = open_objects(path)
-    numbers = version_numbers(objects)
+    numbers, segments = version_numbers(objects), [f"segments/{name}" for name in objects.folders("segments")]
+    if not numbers and not segments:
+        raise BadInputError(f"{objects.url} holds no corpus, no index and no job; there is nothing to collect")
     kept, old = numbers[-keep:], numbers[:-keep]
+    used = {folder for number in kept for folder in _folders(objects, number)}
+    named = _named(objects, jobs, used)
+    marked = {folder for folder in segments if objects.size(f"{folder}/{COLLECTED}") is not None}
     body = read_latest(objects)
     is_index = body is None or body.get("kind") == "index"
     doomed = {folder for number in old for folder in _folders(objects, number)} if is_index else set()
-    doomed |= _named(objects, jobs)
-    doomed -= {folder for number in kept for folder in _folders(objects, number)}
+    doomed = (doomed | named | marked) - used  # marked: an earlier run was killed while it removed them
     removed = 0
     if not dry_run:
-        for folder in sorted(doomed):
-            removed += _collect(objects, folder)
+        for folder in marked & used:
+            objects.delete(f"{folder}/{COLLECTED}")
+        doomed = _mark(objects, doomed, named, old)
         for number in old:
             objects.delete(version_key(number))
-        removed += _collect_models(objects) if is_index and old else 0
+        removed += sum(_remove(objects, folder) for folder in sorted(doomed))
+        removed += _collect_models(objects) + _collect_leftovers(objects) if is_index else 0
         removed += _sweep(objects)
     return watch.report(
         "done" if doomed or old or removed else "nothing to do",
@@ -161,7 +171,8 @@ def _folders(objects: Objects, number: int) -> set[str]:
         raise IntegrityError(f"version {number} of {objects.url} is incomplete ({error}); run 'och verify'") from None
 
 
-def _named(objects: Objects, jobs: Sequence[str]) -> set[str]:
+def _named(objects: Objects, jobs: Sequence[str], used: set[str]) -> set[str]:
+    """Folders of the named jobs, none of which a version that stays may use."""
     present = objects.folders("segments")
     found: set[str] = set()
     for job in jobs:
@@ -170,34 +181,67 @@ def _named(objects: Objects, jobs: Sequence[str]) -> set[str]:
             names = ", ".join(sorted({name.partition(".")[0] for name in present})) or "none"
             raise UsageError(f"{objects.url} has no job {job!r}; jobs there: {names}")
         found |= folders
-    newest = read_latest(objects)
-    used = _folders(objects, newest["version"]) if newest else set()
     if found & used:
-        raise UsageError(f"{', '.join(sorted(found & used))} is published in the newest version and stays")
+        raise UsageError(
+            f"{', '.join(sorted(found & used))} is published in a version that is kept, and stays; "
+            "leave out its --job, or keep fewer versions"
+        )
     return found
 
 
-def _collect(objects: Objects, folder: str) -> int:
+def _mark(objects: Objects, folders: set[str], named: set[str], old: Sequence[int]) -> set[str]:
+    """Mark folders for removal; returns those that nobody is publishing or has published meanwhile."""
+    for folder in sorted(folders):
+        objects.put(f"{folder}/{COLLECTED}", b"{}")
+    busy = {folder for folder in folders - named if any(True for _ in objects.list(f"{folder}/{CLAIMS}"))}
+    stays = [number for number in version_numbers(objects) if number not in old]
+    busy |= folders & {folder for number in stays for folder in _folders(objects, number)}
+    for folder in sorted(busy):
+        objects.delete(f"{folder}/{COLLECTED}")
+    return folders - busy
+
+
+def _remove(objects: Objects, folder: str) -> int:
+    """Delete a marked folder, its mark last, so that a run after a kill finds what is left."""
     mark = f"{folder}/{COLLECTED}"
-    objects.put(mark, b"{}")
-    newest = read_latest(objects)
-    if newest is not None and folder in _folders(objects, newest["version"]):
-        objects.delete(mark)
-        return 0
     keys = [key for key, _, _ in objects.list(folder) if key != mark]
-    for key in sorted(keys, key=lambda key: "/done/" not in key):
+    for key in [*sorted(keys, key=lambda key: "/done/" not in key), mark]:
         objects.delete(key)
-    objects.delete(mark)
     return len(keys)
 
 
 def _collect_models(objects: Objects) -> int:
-    """Models of an index that no version and no job uses any more."""
+    """Remove models of an index that no version and no job uses; its folder may not be that of 'och train'."""
+    store, names = model_objects(objects.url), objects.folders("models")
+    if "trained" in names:
+        return 0
+    removed = 0
+    for name in names:
+        if name in _used_models(objects):
+            continue
+        # model.json goes first and comes last: a model that can be seen is whole.
+        keys = sorted((key for key, _, _ in store.list(name)), key=lambda key: not key.endswith("/model.json"))
+        content = [(key, store.get(key)) for key in keys]
+        for key in keys:
+            store.delete(key)
+        if name in _used_models(objects):  # a job was announced meanwhile
+            for key, data in reversed(content):
+                store.put(key, data)
+        else:
+            removed += len(keys)
+    return removed
+
+
+def _collect_leftovers(objects: Objects) -> int:
+    """Records and claims beside the newest codes: their publisher was killed between the commit and its last step."""
+    newest = read_latest(objects)
+    folders = sorted(_folders(objects, newest["version"])) if newest else []
+    return sum(objects.delete_below(f"{folder}/{name}") for folder in folders for name in ("done", CLAIMS))
+
+
+def _used_models(objects: Objects) -> set[str]:
     used = {job.model for job in list_jobs(objects)}
-    for number in version_numbers(objects):
-        used.add(read_version(objects, number)["model"])
-    store = model_objects(objects.url)
-    return sum(store.delete_below(name) for name in objects.folders("models") if name not in used)
+    return used | {str(read_version(objects, number).get("model")) for number in version_numbers(objects)}
 
 
 def _sweep(objects: Objects) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import google_crc32c
@@ -12,12 +13,21 @@ import google_crc32c
 from och_dist.errors import BadInputError, IntegrityError, OchError
 from och_dist.graph import map_tasks
 from och_dist.stages.common import Context, Report, Stopwatch
-from och_dist.store.arrays import ArraySpec, chunk_key, create_array, open_array, read_rows, trailing_crc
+from och_dist.stages.publish import CLAIMS, COLLECTED
+from och_dist.store.arrays import ArraySpec, chunk_key, open_array, open_layout, read_rows, trailing_crc
 from och_dist.store.corpus import Corpus, open_corpus
-from och_dist.store.index import Index, Job, model_objects, open_version, read_job
-from och_dist.store.model import load_model
-from och_dist.store.objects import open_objects
-from och_dist.store.versions import read_version, version_numbers
+from och_dist.store.index import (
+    Index,
+    IndexSegment,
+    Job,
+    done_chunks,
+    model_objects,
+    open_version,
+    read_job,
+)
+from och_dist.store.model import is_address, load_model
+from och_dist.store.objects import Objects, open_objects
+from och_dist.store.versions import read_version, unseal, version_numbers
 
 CHUNKS_PER_TASK = 16
 LISTED = 20
@@ -30,7 +40,6 @@ class VerifyChunks:
     url: str
     prefix: str
     chunks: tuple[tuple[int, int], ...]
-    nbytes: int
 
 
 def verify_chunks(task: VerifyChunks) -> list[str]:
@@ -50,57 +59,57 @@ def verify_chunks(task: VerifyChunks) -> list[str]:
 
 
 def verify(path: str, *, context: Context | None = None) -> Report:
-    """Check all versions at ``path``; any damage raises :class:`IntegrityError` with the list."""
+    """Check all versions at ``path``, or all models; any damage raises :class:`IntegrityError` with the list."""
     watch, context = Stopwatch("verify"), context or Context()
     objects = open_objects(path)
     numbers = version_numbers(objects)
     if not numbers:
-        return _verify_array(watch, open_corpus(path), context)
-    damage: list[str] = []
+        return _verify_unversioned(watch, objects, context)
+    damage = [
+        f"versions {low + 1} to {high - 1} are missing" for low, high in pairwise(numbers) if high != low + 1
+    ]  # gc removes the oldest only
     opened: list[Corpus | Index] = []
     for number in numbers:
         found = _attempt(damage, partial(_open, path, number))
         if found is not None:
             opened.append(found)
-    tasks: dict[tuple[str, tuple[tuple[int, int], ...]], VerifyChunks] = {}
-    models: set[str] = set()
-    for version in opened:
-        if isinstance(version, Index) and version.model not in models:
-            models.add(version.model)
-            _attempt(damage, partial(load_model, model_objects(objects.url), version.model))
-        for prefix, spec, digests in _arrays(version):
-            key = (prefix, ())
-            if key in tasks:
-                continue
-            tasks[key] = VerifyChunks(objects.url, prefix, (), 0)
-            _attempt(damage, partial(_check_layout, path, prefix, spec))
-            _attempt(damage, partial(_check_folder, path, prefix))
-            width = spec.width * spec.chunk_rows
-            for group in _groups(list(enumerate(digests.tolist()))):
-                tasks[prefix, group] = VerifyChunks(objects.url, prefix, group, width * len(group))
-    work = [task for task in tasks.values() if task.chunks]
-    advance = context.progress("verify", sum(len(task.chunks) for task in work))
-    found_damage = map_tasks(
+    if not damage and any(isinstance(version, Index) for version in opened):
+        damage += _lost_jobs(objects)
+    models = sorted({version.model for version in opened if isinstance(version, Index)})
+    for model in models:
+        _attempt(damage, partial(load_model, model_objects(objects.url), model))
+    arrays = {prefix: (spec, digests) for version in opened for prefix, spec, digests in _arrays(version)}
+    for prefix, (spec, _) in arrays.items():
+        _attempt(damage, partial(open_layout, objects, prefix, spec))
+        _attempt(damage, partial(_check_folder, objects, prefix))
+    tasks = [
+        VerifyChunks(objects.url, prefix, group)
+        for prefix, (_, digests) in arrays.items()
+        for group in _groups(list(enumerate(digests.tolist())))
+    ]
+    damage += [line for lines in _run(tasks, context) for line in lines]
+    _raise_damage(damage, objects.url)
+    chunks = sum(len(task.chunks) for task in tasks)
+    return watch.report(path=objects.url, versions=numbers, chunks=chunks, models=len(models), damaged=0)
+
+
+def _run(tasks: list[VerifyChunks], context: Context) -> list[list[str]]:
+    return map_tasks(
         verify_chunks,
-        work,
+        tasks,
         client=context.client,
         name="verify_chunks",
-        advance=advance,
+        advance=context.progress("verify", sum(len(task.chunks) for task in tasks)),
         weight=lambda task: len(task.chunks),
     )
-    damage += [line for lines in found_damage for line in lines]
+
+
+def _raise_damage(damage: list[str], url: str) -> None:
     if damage:
         listed = "; ".join(damage[:LISTED]) + ("; ..." if len(damage) > LISTED else "")
         raise IntegrityError(
-            f"{len(damage)} faults in {objects.url}: {listed}. Restore these objects from a copy, or make them again"
+            f"{len(damage)} faults in {url}: {listed}. Restore these objects from a copy, or make them again"
         )
-    return watch.report(
-        path=objects.url,
-        versions=numbers,
-        chunks=sum(len(task.chunks) for task in work),
-        models=len(models),
-        damaged=0,
-    )
 
 
 def _attempt(damage: list[str], action: Callable[[], Any]) -> Any:
@@ -135,22 +144,40 @@ def _arrays(version: Corpus | Index) -> Iterable[tuple[str, ArraySpec, Any]]:
             yield f"{part.job.folder}/codes", part.job.spec, part.digests
 
 
-def _check_layout(path: str, prefix: str, spec: ArraySpec) -> None:
-    """The metadata exists and says what the manifest says."""
-    open_array(open_objects(path), prefix)
-    create_array(open_objects(path), prefix, spec)
-
-
-def _check_folder(path: str, prefix: str) -> None:
+def _check_folder(objects: Objects, prefix: str) -> None:
     """Beside codes lie their job and their folded records."""
     folder, _, name = prefix.rpartition("/")
     if name != "codes":
         return
-    job: Job | None = read_job(open_objects(path), folder)
-    if job is None or job.folder != folder:
-        raise IntegrityError(f"{folder}/job.json is missing or belongs elsewhere")
-    ones = open_array(open_objects(path), f"{folder}/ones")
+    if read_job(objects, folder) is None:
+        raise IntegrityError(f"{folder}/job.json is missing")
+    ones = open_array(objects, f"{folder}/ones")
     read_rows(ones, 0, ones.shape[0])
+
+
+def _lost_jobs(objects: Objects) -> list[str]:
+    """Jobs that no version lists although they were published: their records were folded, and then dropped."""
+    damage: list[str] = []
+    suspects = {}
+    for folder in (f"segments/{name}" for name in objects.folders("segments")):
+        job = _attempt(damage, partial(read_job, objects, folder))
+        if job is not None and _was_published(objects, job):
+            suspects[folder] = job.id
+    listed: set[str] = set()
+    for number in version_numbers(objects):  # read after the jobs: one may have been published meanwhile
+        version = _open(objects.url, number)
+        listed |= {part.job.folder for part in version.segments if isinstance(part, IndexSegment)}
+    lost = [job for folder, job in suspects.items() if folder not in listed]
+    return damage + [f"job {job} was published, but no version lists it: a manifest is missing" for job in lost]
+
+
+def _was_published(objects: Objects, job: Job) -> bool:
+    if objects.size(f"{job.folder}/{COLLECTED}") is not None or any(
+        True for _ in objects.list(f"{job.folder}/{CLAIMS}")
+    ):
+        return False
+    folded = objects.size(chunk_key(f"{job.folder}/ones", 0)) is not None
+    return folded and len(done_chunks(objects, job)) < job.spec.n_chunks
 
 
 def _groups(chunks: list[tuple[int, int]]) -> list[tuple[tuple[int, int], ...]]:
@@ -169,7 +196,27 @@ def read_partition(task: ReadPartition) -> int:
     return sum(len(block) for _, block in open_corpus(task.url).blocks(task.start, task.stop))
 
 
-def _verify_array(watch: Stopwatch, corpus: Corpus, context: Context) -> Report:
+def _verify_unversioned(watch: Stopwatch, objects: Objects, context: Context) -> Report:
+    """A store of models, an adopted Zarr array, or something of which nothing is published (any more)."""
+    if models := [name for name in objects.folders("") if is_address(name)]:
+        damage: list[str] = []
+        for name in models:
+            _attempt(damage, partial(load_model, objects, name))
+        for key in (key for key, _, _ in objects.list("trained")):
+            _attempt(damage, partial(_check_trained, objects, key))
+        _raise_damage(damage, objects.url)
+        return watch.report(path=objects.url, versions=[], chunks=0, models=len(models), damaged=0)
+    if objects.folders("segments"):
+        _raise_damage(_lost_jobs(objects), objects.url)
+        raise BadInputError(
+            f"{objects.url} holds segments but no version: nothing was published yet, or its manifests are lost; "
+            "run the command that makes it again"
+        )
+    corpus = open_corpus(objects.url)
     tasks = [ReadPartition(corpus.url, start, stop) for start, stop in corpus.partitions()]
     rows = map_tasks(read_partition, tasks, client=context.client, name="read_partition")
     return watch.report(path=corpus.url, versions=[], chunks=len(tasks), rows=sum(rows), damaged=0)
+
+
+def _check_trained(objects: Objects, key: str) -> None:
+    unseal(objects.get(key), f"{objects.url}/{key}")

@@ -185,8 +185,9 @@ def create_array(objects: Objects, prefix: str, spec: ArraySpec) -> None:
 def open_layout(objects: Objects, prefix: str, spec: ArraySpec) -> zarr.Array:
     """Open one of our own arrays; :class:`IntegrityError` when its metadata says anything but ``spec``."""
     array = open_array(objects, prefix)
-    found = (array.shape, array.chunks, np.dtype(array.dtype), list(_codec_names(array))[-1:])
-    expected = ((spec.rows, spec.width), (spec.chunk_rows, spec.width), np.dtype(spec.dtype), ["crc32c"])
+    first = array.metadata.encode_chunk_key((0, 0))
+    found = (array.shape, array.chunks, np.dtype(array.dtype), list(_codec_names(array))[-1:], first)
+    expected = ((spec.rows, spec.width), (spec.chunk_rows, spec.width), np.dtype(spec.dtype), ["crc32c"], "c/0/0")
     if found != expected:
         raise IntegrityError(
             f"{objects.url}/{prefix} is an array of {found}, expected {expected}; "
@@ -241,7 +242,7 @@ def write_chunk(objects: Objects, prefix: str, chunk: int, block: np.ndarray) ->
     array = open_array(objects, prefix, strict=False).with_config({"write_empty_chunks": True})
     start = chunk * array.chunks[0]
     stop = min(start + array.chunks[0], array.shape[0])
-    if block.shape != (stop - start, array.shape[1]) or block.dtype != array.dtype:
+    if chunk < 0 or block.shape != (stop - start, array.shape[1]) or block.dtype != array.dtype:
         raise IntegrityError(
             f"chunk {chunk} of {prefix} takes {(stop - start, array.shape[1])} {array.dtype}, "
             f"got {block.shape} {block.dtype}"

@@ -92,7 +92,10 @@ def fetch(
     ``attempts`` bounds the tries in a row that bring less than 1 MiB of new bytes. ``progress`` gets (bytes
     so far, total or None).
     """
-    scheme = urllib.parse.urlsplit(url_or_path).scheme.lower()
+    try:
+        scheme = urllib.parse.urlsplit(url_or_path).scheme.lower()
+    except ValueError as error:
+        raise UsageError(f"{url_or_path}: {error}; expected a valid address; correct it") from error
     if scheme == "file" or "://" not in url_or_path:
         return _local(url_or_path, expected_bytes, is_url=scheme == "file")
     if scheme not in ("http", "https", "ftp"):

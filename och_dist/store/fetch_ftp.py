@@ -19,17 +19,17 @@ BUSY = re.compile(r"530.*(too many|maximum|limit|busy|later)", re.IGNORECASE | r
 
 def split_ftp_url(url: str) -> tuple[str, int, str]:
     """(host, port, path) of an ftp URL; the path is relative to where the server puts a guest."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        host, port = parts.hostname, parts.port or ftplib.FTP_PORT
-    except ValueError as error:
-        raise UsageError(f"{url}: {error}; expected a valid address; correct it") from error
+    parts = urllib.parse.urlsplit(url)
     if parts.username is not None:
         # Addresses are logged and noted beside the part: a password has no place in them.
         raise UsageError(
-            f"ftp://...@{host}: a user in the address; expected anonymous FTP; download it by other means "
-            "and give its path"
+            f"ftp://...@{parts.hostname}: a user in the address; expected anonymous FTP; download it by other "
+            "means and give its path"
         )
+    try:
+        host, port = parts.hostname, parts.port or ftplib.FTP_PORT
+    except ValueError as error:
+        raise UsageError(f"{url}: {error}; expected a valid address; correct it") from error
     # Latin-1 keeps every byte as one character, here and on the control connection, whatever the server uses.
     path = urllib.parse.unquote_to_bytes(parts.path[1:]).decode("latin-1")
     if not host or not path or path.endswith("/") or re.search(r"[\r\n\0]", path):

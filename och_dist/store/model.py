@@ -95,7 +95,7 @@ def _put_provenance(objects: Objects, address: str, document: bytes) -> None:
 def load_model(objects: Objects, address: str) -> Model:
     """Load and verify a model: address, hashes, shapes and dtypes are checked before anything is used."""
     where = f"model {address[:16]} in {objects.url}"
-    if not _is_address(address):
+    if not is_address(address):
         raise IntegrityError(f"{where} has no address of 64 hexadecimal digits; restore what names it from a copy")
     document = read_document(objects, f"{address}/model.json")
     if document is None:
@@ -118,8 +118,8 @@ def load_model(objects: Objects, address: str) -> Model:
 def _load_array(objects: Objects, address: str, name: str, entry: dict[str, Any]) -> np.ndarray:
     where = f"array {name!r} of model {address[:16]}"
     try:
-        if not name.isidentifier():
-            raise ValueError("its name is no identifier")
+        if not name.isidentifier() or len(name) > 64:
+            raise ValueError("its name is no short identifier")
         dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
         expected = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=object)) if dtype in MODEL_DTYPES else -1
     except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -144,18 +144,18 @@ def _parse_array(data: bytes, dtype: str, shape: tuple[int, ...], where: str) ->
         if (found[0], found[1], found[2].str) != (shape, False, dtype):
             raise ValueError(f"it holds {found[2]} {found[0]}, stated as {dtype} {shape}")
         return np.frombuffer(data, dtype, offset=stream.tell()).reshape(shape).copy()
-    except (ValueError, TypeError, SyntaxError, EOFError) as error:
+    except Exception as error:  # NumPy parses the header as Python text, and lets its tokenizer's errors through
         raise IntegrityError(f"{where} is not a plain array ({error}); restore the model") from None
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
     return len(text) == 64 and not set(text) - set("0123456789abcdef")
 
 
 def split_model_path(path: str) -> tuple[str, str]:
     """('DIR', address) of 'DIR/<address>' as 'och train' prints it."""
     folder, _, address = str(path).rstrip("/").rpartition("/")
-    if not _is_address(address):
+    if not is_address(address):
         raise BadInputError(
             f"{path} is not a model; give the folder that 'och train' printed, MODELS/<64 hexadecimal digits>"
         )

@@ -138,10 +138,11 @@ class Objects(ABC):
     def require_put_if_absent(self) -> None:
         """Refuse a store whose second put-if-absent of one key succeeds."""
         key = f"{TEMPORARY}/probe-{uuid.uuid4().hex}"
-        try:
-            refused = self._create(key, b"1") and not self._create(key, b"2") and self.read(key) == b"1"
-        finally:
-            self.delete(key)
+        with storage_errors(self.url):
+            try:
+                refused = self._create(key, b"1") and not self._create(key, b"2") and self.read(key) == b"1"
+            finally:
+                self.delete(key)
         if not refused:
             raise UsageError(
                 f"{self.url} has no working put-if-absent, so two writers could overwrite each other; "

@@ -346,7 +346,7 @@ def test_tampered_state_is_refused(tamper):
 
 def test_methods_by_name():
     assert get_method("och") is METHODS["och"] is OCH
-    with pytest.raises(UsageError, match="unknown method 'hash'; use one of och, "):
+    with pytest.raises(UsageError, match="unknown method 'hash'; use one of och"):
         get_method("hash")
 
 
