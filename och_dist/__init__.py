@@ -9,18 +9,49 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from och_dist.estimators import AGH as AGH
+    from och_dist.estimators import ITQ as ITQ
+    from och_dist.estimators import LSH as LSH
     from och_dist.estimators import OCH as OCH
+    from och_dist.estimators import OEH as OEH
+    from och_dist.estimators import SGH as SGH
+    from och_dist.estimators import IsoHash as IsoHash
+    from och_dist.estimators import OCHPaper as OCHPaper
+    from och_dist.estimators import PCAFrame as PCAFrame
+    from och_dist.estimators import SpH as SpH
     from och_dist.stages.search import open_index as open_index
     from och_dist.store.corpus import open_corpus as open_corpus
 
 __version__ = "0.1.0"
 
 _LOCATIONS = {
+    "AGH": "och_dist.estimators",
+    "ITQ": "och_dist.estimators",
+    "LSH": "och_dist.estimators",
     "OCH": "och_dist.estimators",
+    "OEH": "och_dist.estimators",
+    "SGH": "och_dist.estimators",
+    "IsoHash": "och_dist.estimators",
+    "OCHPaper": "och_dist.estimators",
+    "PCAFrame": "och_dist.estimators",
+    "SpH": "och_dist.estimators",
     "open_corpus": "och_dist.store.corpus",
     "open_index": "och_dist.stages.search",
 }
-__all__ = ["OCH", "open_corpus", "open_index"]
+__all__ = [
+    "AGH",
+    "ITQ",
+    "LSH",
+    "OCH",
+    "OEH",
+    "SGH",
+    "IsoHash",
+    "OCHPaper",
+    "PCAFrame",
+    "SpH",
+    "open_corpus",
+    "open_index",
+]
 
 
 def __getattr__(name: str) -> Any:

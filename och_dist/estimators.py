@@ -20,7 +20,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from och_dist.errors import BadInputError, NonFiniteError
-from och_dist.hashers import isohash, itq, lsh, och, pca_frame
+from och_dist.hashers import agh, isohash, itq, lsh, och, och_paper, oeh, pca_frame, sgh, sph
 from och_dist.hashers.base import Hasher, one_thread, seed_of
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from och_dist.kernels.clusters import ClusterStats
     from och_dist.kernels.moments import Moments
 
-__all__ = ["ITQ", "LSH", "OCH", "DaskAware", "IsoHash", "PCAFrame"]
+__all__ = ["AGH", "ITQ", "LSH", "OCH", "OEH", "SGH", "DaskAware", "IsoHash", "OCHPaper", "PCAFrame", "SpH"]
 
 DTYPES = ("f2", "f4", "f8", "u1", "i1")
 
@@ -95,6 +95,26 @@ class ITQ(DaskAware, itq.ITQ):
 
 class IsoHash(DaskAware, isohash.IsoHash):
     __doc__ = isohash.IsoHash.__doc__
+
+
+class AGH(DaskAware, agh.AGH):
+    __doc__ = agh.AGH.__doc__
+
+
+class OEH(DaskAware, oeh.OEH):
+    __doc__ = oeh.OEH.__doc__
+
+
+class OCHPaper(DaskAware, och_paper.OCHPaper):
+    __doc__ = och_paper.OCHPaper.__doc__
+
+
+class SpH(DaskAware, sph.SpH):
+    __doc__ = sph.SpH.__doc__
+
+
+class SGH(DaskAware, sgh.SGH):
+    __doc__ = sgh.SGH.__doc__
 
 
 def _is_dask(X: Any) -> bool:

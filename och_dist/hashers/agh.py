@@ -8,16 +8,17 @@ two layers take r / 2 and divide each side once more, where that costs the graph
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from scipy.linalg import eigh
+from scipy.sparse import csr_array
 
 from och_dist.errors import BadInputError, IntegrityError
 from och_dist.hashers.base import ArraySpec, Hasher, Progress, TrainingData, is_integer
 from och_dist.kernels.anchors import anchor_scores, anchor_shares, encode_anchors, nearest_anchors
 
-__all__ = ["AGH", "Mixture", "divisions", "graph_vectors"]
+__all__ = ["AGH", "divisions", "graph_vectors"]
 
 _CONNECTED = 1e-3
 """Eigenvalues this close to 1 tell which part of a disconnected graph a row is in, and nothing within it."""
@@ -26,60 +27,32 @@ _NOISE = 1e-10
 """Smaller eigenvalues, and anchors with a smaller total share, are rounding errors."""
 
 
-class Mixture(NamedTuple):
-    """Rows as mixtures of anchors: ``numbers`` (n, s) int64 and ``shares`` (n, s) float64 that sum to 1."""
-
-    numbers: np.ndarray
-    shares: np.ndarray
-
-    def totals(self, n_anchors: int, values: np.ndarray | None = None) -> np.ndarray:
-        """Z^T 1 (m,), or Z^T values (m, q) for ``values`` (n, q)."""
-        if values is None:
-            return np.bincount(self.numbers.ravel(), self.shares.ravel(), n_anchors)
-        return np.stack([_column(self, n_anchors, column) for column in values.T], axis=1)
-
-    def gram(self, n_anchors: int) -> np.ndarray:
-        """Z^T Z (m, m)."""
-        out = np.zeros(n_anchors * n_anchors)
-        for a in range(self.numbers.shape[1]):
-            for b in range(self.numbers.shape[1]):
-                places = self.numbers[:, a] * n_anchors + self.numbers[:, b]
-                out += np.bincount(places, self.shares[:, a] * self.shares[:, b], n_anchors * n_anchors)
-        return out.reshape(n_anchors, n_anchors)
-
-
-def _column(mixture: Mixture, n_anchors: int, values: np.ndarray) -> np.ndarray:
-    return np.bincount(mixture.numbers.ravel(), (mixture.shares * values[:, None]).ravel(), n_anchors)
-
-
-def graph_vectors(mixture: Mixture, n_anchors: int, n_vectors: int) -> tuple[np.ndarray, np.ndarray]:
+def graph_vectors(mixtures: csr_array, n_vectors: int) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvalues (q,), descending, and W (m, q) such that Y = Z W has Y^T Y = n I and column means 0.
 
-    q is ``n_vectors`` or as many as the graph has; every anchor must have a share in some row. The largest entry of
-    each column of W is positive.
+    ``mixtures`` is Z (n, m), rows summing to 1, without an empty column. q is ``n_vectors`` or as many as the graph
+    has. The largest entry of each column of W is positive.
     """
-    totals = mixture.totals(n_anchors)
-    roots = 1.0 / np.sqrt(totals)
-    values, vectors = eigh(roots[:, None] * mixture.gram(n_anchors) * roots)
+    roots = 1.0 / np.sqrt(mixtures.sum(axis=0))
+    values, vectors = eigh(roots[:, None] * (mixtures.T @ mixtures).toarray() * roots)
     usable = np.flatnonzero((values > _NOISE) & (values < 1.0 - _CONNECTED))[::-1][:n_vectors]
     values, vectors = values[usable], vectors[:, usable]
-    weights = np.sqrt(len(mixture.numbers) / values) * roots[:, None] * vectors
+    weights = np.sqrt(mixtures.shape[0] / values) * roots[:, None] * vectors
     largest = weights[np.abs(weights).argmax(axis=0), np.arange(len(usable))]
     return values, np.ascontiguousarray(weights * np.sign(largest))
 
 
-def divisions(mixture: Mixture, n_anchors: int, scores: np.ndarray) -> np.ndarray:
-    """Thresholds (2, q) of the second layer from ``scores`` Y (n, q), for the rows above zero and for the others.
+def divisions(mixtures: csr_array, scores: np.ndarray) -> np.ndarray:
+    """Thresholds (2, q) of the second layer from ``mixtures`` Z (n, m) and ``scores`` Y (n, q).
 
-    The folded function y - b0 above zero, b1 - y elsewhere, has mean zero and the least energy on the graph. Where no
-    fold changes the energy (the sides share no anchor) both are 0.
+    The folded function, y - b0 where y > 0 and b1 - y elsewhere, has mean zero and the least energy on the graph.
+    Where no fold changes the energy (the two sides share no anchor) both thresholds are 0.
     """
     positive = scores > 0
     n, n_above = len(scores), positive.sum(axis=0)
     sums = np.where(positive, scores, 0.0).sum(axis=0)
-    totals = mixture.totals(n_anchors)[:, None]
-    above = mixture.totals(n_anchors, positive.astype(np.float64))
-    magnitudes = mixture.totals(n_anchors, np.abs(scores))
+    totals = mixtures.sum(axis=0)[:, None]
+    above, magnitudes = mixtures.T @ positive.astype(np.float64), mixtures.T @ np.abs(scores)
     slope = sums - (above * magnitudes / totals).sum(axis=0)
     curvature = n_above - (above * above / totals).sum(axis=0)
     flat = curvature <= _NOISE * n
@@ -156,7 +129,8 @@ class AGH(Hasher):
             raise BadInputError(f"n_bits={self.n_bits} with n_layers=2; use an even number")
         if not is_integer(self.n_centres) or self.n_centres <= self._n_functions():
             raise BadInputError(
-                f"n_centres={self.n_centres!r} for {self._n_functions()} graph functions; use an integer above that"
+                f"n_centres={self.n_centres!r} for n_bits={self.n_bits} with n_layers={self.n_layers}; "
+                f"use an integer above {self._n_functions()}, or fewer bits"
             )
 
     def _n_functions(self) -> int:
@@ -164,34 +138,41 @@ class AGH(Hasher):
 
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         if data.centres is None or len(data.centres) == 0 or len(data.rows) == 0:
-            raise BadInputError("anchors without centres or training rows; pass at least one of each")
-        anchors, mixture, bandwidth = self._graph(data.rows, np.ascontiguousarray(data.centres, dtype=np.float32))
-        q = self._n_functions()
-        values, weights = graph_vectors(mixture, len(anchors), q)
+            raise BadInputError("there are no centres or no training rows; pass at least one of each")
+        centres = np.ascontiguousarray(data.centres, dtype=np.float32)
+        anchors, bandwidth, numbers, shares = self._mixtures(data.rows, centres)
+        n, m, q = len(numbers), len(anchors), self._n_functions()
+        starts = np.arange(n + 1) * numbers.shape[1]
+        mixtures = csr_array((shares.ravel(), numbers.ravel(), starts), shape=(n, m))
+        values, weights = graph_vectors(mixtures, q)
         if len(values) < q:
             raise BadInputError(
-                f"n_bits={self.n_bits} needs {q} functions of the anchor graph, which {len(anchors)} anchors of "
-                f"n_samples={len(data.rows)} training rows with n_neighbours={self.n_neighbours} give {len(values)} of; "
+                f"n_bits={self.n_bits} needs {q} functions of the anchor graph, but {m} anchors and n_samples={n} "
+                f"training rows with n_neighbours={self.n_neighbours} have {len(values)}; "
                 "use fewer bits, or increase n_neighbours or n_centres"
             )
         thresholds = np.zeros((2, q))
         if self.n_layers == 2:
-            thresholds = divisions(mixture, len(anchors), anchor_scores(*mixture, weights))
+            thresholds = divisions(mixtures, anchor_scores(numbers, shares, weights))
             if flat := int((thresholds == 0).all(axis=0).sum()):
                 self.notes_.append(f"{flat} graph functions have no second division: their second bit is constant")
         self.anchors_, self.bandwidth_ = anchors, np.array([bandwidth])
         self.weights_, self.thresholds_, self.eigenvalues_ = weights, thresholds, values
 
-    def _graph(self, rows: np.ndarray, anchors: np.ndarray) -> tuple[np.ndarray, Mixture, float]:
-        """Anchors in use, the rows (n, d) as their mixtures, and the bandwidth; ends as each round drops an anchor."""
+    def _mixtures(self, rows: np.ndarray, anchors: np.ndarray) -> tuple[np.ndarray, float, np.ndarray, np.ndarray]:
+        """Anchors in use (m, d), bandwidth, and of the ``rows`` (n, d) anchor numbers and shares (n, s).
+
+        An anchor that no row is near would have no value; dropping it may change the neighbours of rows, so that all
+        is done again. It ends because each round has fewer anchors, and the nearest of a row always stay.
+        """
         n_centres = len(anchors)
         while True:
             numbers, distances = nearest_anchors(rows, anchors, int(self.n_neighbours))
             width = float(np.sqrt(distances[:, -1]).mean()) ** 2
-            # Rows that lie on their anchors, all of them: any width gives the same shares.
-            width = width if width >= np.finfo(np.float64).tiny else 1.0
-            mixture = Mixture(numbers, anchor_shares(distances, width))
-            used = mixture.totals(len(anchors)) > _NOISE
+            # All rows lie on all their anchors: any width gives the same shares.
+            width = width if width > 0 else 1.0
+            shares = anchor_shares(distances, width)
+            used = np.bincount(numbers.ravel(), shares.ravel(), len(anchors)) > _NOISE
             if used.all():
                 break
             anchors = np.ascontiguousarray(anchors[used])
@@ -199,7 +180,7 @@ class AGH(Hasher):
             self.notes_.append(f"anchors reduced from {n_centres} to {len(anchors)}: no row is near the others")
         if len(anchors) < self.n_neighbours:
             self.notes_.append(f"n_neighbours reduced from {self.n_neighbours} to {len(anchors)}: no more anchors")
-        return anchors, mixture, width
+        return anchors, width, numbers, shares
 
     def encode_block(self, block: np.ndarray, *, first_row: int = 0) -> np.ndarray:
         """Codes of one block (rows, d); ``first_row`` is its global row number, for error messages."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = [
     "Progress",
     "TrainingData",
     "is_integer",
+    "is_number",
     "seed_of",
     "training_data",
 ]
@@ -241,6 +243,11 @@ def one_thread() -> threadpool_limits:
 def is_integer(value: Any) -> bool:
     """An integer of Python or NumPy, but no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """A finite number of Python or NumPy, but no truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _plain(value: Any) -> Any:

@@ -39,12 +39,12 @@ class IsoHash(LinearHasher):
         Length of the code, at most the number of axes along which the rows vary.
     solver
         "lift-projection": alternate between matrices of equal diagonal and matrices with the given spectrum;
-        "gradient-flow": descend the squared deviation of the diagonal along the orthogonal group; "givens":
-        ``n_bits`` - 1 plane rotations, each of which settles one bit exactly.
+        "gradient-flow": descend the squared deviation of the diagonal along the orthogonal group; "givens": one
+        step of up to ``n_bits`` - 1 plane rotations, each of which settles one bit exactly.
     max_iter
-        Steps of the first two solvers; what they leave is finished with plane rotations.
+        Most steps of the solver; what they leave is finished with plane rotations.
     tol
-        Largest relative deviation of a bit's variance from the mean variance that they need not improve on.
+        Relative deviation of a bit's variance from the mean variance below which nothing is left to do.
     random_state
         Seed of the first rotation.
 
@@ -55,7 +55,7 @@ class IsoHash(LinearHasher):
     components_, rotation_
         Principal axes (n_bits, d) and the rotation Q (n_bits, n_bits), float64; ``projection_`` is their product.
     loss_curve_, n_iter_
-        Largest relative deviation after each step, and their number; empty for "givens".
+        Largest relative deviation after each step, and the number of steps.
     deviation_, manifold_residual_, notes_
         Largest relative deviation of the result, distance of Q from orthogonality, how it was finished.
     """
@@ -102,9 +102,7 @@ class IsoHash(LinearHasher):
     def _solve(self, spectrum: np.ndarray, rotation: np.ndarray, progress: Progress | None) -> np.ndarray:
         """Q (r, r) with diag(Q^T diag(spectrum) Q) = 1, from the start ``rotation``."""
         self.loss_curve_: list[float] = []
-        if self.solver == "givens":
-            return _givens(spectrum, rotation)
-        steps = {"lift-projection": _lift_and_project, "gradient-flow": _flow}[self.solver]
+        steps = {"lift-projection": _lift_and_project, "gradient-flow": _flow, "givens": _settle}[self.solver]
         deviation = _deviation(_rotated(spectrum, rotation))
         rounds = self.max_iter if deviation >= self.tol else 0
         for step, point in enumerate(islice(steps(spectrum, rotation), rounds)):
@@ -181,6 +179,12 @@ def _flow(spectrum: np.ndarray, rotation: np.ndarray) -> Iterator[tuple[np.ndarr
             return
         rotation, matrix, step = turned, trial, step * _GROWTH
         yield rotation, _deviation(matrix)
+
+
+def _settle(spectrum: np.ndarray, rotation: np.ndarray) -> Iterator[tuple[np.ndarray, float]]:
+    """All plane rotations as one step."""
+    rotation = _givens(spectrum, rotation)
+    yield rotation, _deviation(_rotated(spectrum, rotation))
 
 
 def _givens(spectrum: np.ndarray, rotation: np.ndarray) -> np.ndarray:

@@ -111,9 +111,7 @@ class ITQ(LinearHasher):
         """Notes, and for a model trained here the loss of each round."""
         report = super().info()
         if hasattr(self, "rotation_"):
-            report.update(
-                n_iter=self.n_iter_, loss_curve=self.loss_curve_, manifold_residual=self.manifold_residual_
-            )
+            report.update(n_iter=self.n_iter_, loss_curve=self.loss_curve_, manifold_residual=self.manifold_residual_)
         return report
 
 

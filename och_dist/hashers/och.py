@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 from scipy.linalg import eigh
 
 from och_dist.errors import BadInputError
-from och_dist.hashers.base import LinearHasher, Progress, TrainingData, is_integer
+from och_dist.hashers.base import LinearHasher, Progress, TrainingData, is_integer, is_number
 from och_dist.kernels.ordinal import near_sets, ordinal_loss_and_gradient
-from och_dist.kernels.stiefel import polar, residual, tangent
+from och_dist.kernels.stiefel import polar, residual, retract, tangent
 
 __all__ = ["OCH", "default_components", "principal_axes"]
 
@@ -120,7 +119,7 @@ class OCH(LinearHasher):
         gain: tuple[float, float] = (1.5, 4.0),
         learning_rate: float = 0.08,
         momentum: float = 0.9,
-        max_iter: int = 400,
+        max_iter: int = 300,
         random_state: Any = 0,
     ) -> None:
         self.n_bits = n_bits
@@ -153,16 +152,16 @@ class OCH(LinearHasher):
             self._refuse("landmarks", "'members', 'centres' or 'rows'")
         if not isinstance(self.offsets, (bool, np.bool_)):
             self._refuse("offsets", "True or False")
-        if not (_is_number(self.near_fraction) and 0 < self.near_fraction < 1):
+        if not (is_number(self.near_fraction) and 0 < self.near_fraction < 1):
             self._refuse("near_fraction", "a number between 0 and 1")
-        if not (_is_number(self.cross_weight) and 0 <= self.cross_weight <= 1):
+        if not (is_number(self.cross_weight) and 0 <= self.cross_weight <= 1):
             self._refuse("cross_weight", "a number from 0 to 1")
-        if not (_is_number(self.momentum) and 0 <= self.momentum < 1):
+        if not (is_number(self.momentum) and 0 <= self.momentum < 1):
             self._refuse("momentum", "a number from 0 to below 1")
-        if not (_is_number(self.learning_rate) and self.learning_rate > 0):
+        if not (is_number(self.learning_rate) and self.learning_rate > 0):
             self._refuse("learning_rate", "a number above 0")
         pair = isinstance(self.gain, (tuple, list)) and len(self.gain) == 2
-        if not (pair and all(_is_number(value) and value > 0 for value in self.gain)):
+        if not (pair and all(is_number(value) and value > 0 for value in self.gain)):
             self._refuse("gain", "two numbers above 0")
 
     def _refuse(self, name: str, expected: str) -> NoReturn:
@@ -235,7 +234,7 @@ class OCH(LinearHasher):
             )
             rate = self.learning_rate * (1 - done)
             frame_speed = self.momentum * frame_speed + _unit(tangent(d_frame.astype(np.float64), frame))
-            frame = polar(frame - rate * frame_speed)
+            frame = retract(frame - rate * frame_speed)
             if self.offsets:
                 offset_speed = self.momentum * offset_speed + _unit(d_offsets.astype(np.float64))
                 offsets = offsets - rate * offset_speed
@@ -266,44 +265,29 @@ class OCH(LinearHasher):
 class _Pool:
     """The rows a step may draw: the training rows, then the centres, by one running number."""
 
-    rows: np.ndarray
-    centres: np.ndarray
-    mean: np.ndarray
-    inverse_scale: np.float32
+    points: np.ndarray
+    """(rows + centres, d) float32, about the mean, in units of the scale: centred once, since steps draw them often."""
+    squared_norms: np.ndarray
+    """(rows + centres,) float32."""
     reduced_rows: np.ndarray
     """(rows + centres, p) float32."""
-    squared_norms: np.ndarray
-    """(rows + centres,) float32, about the mean."""
 
     @classmethod
     def reduced(cls, data: TrainingData, axes: np.ndarray, scale: float) -> _Pool:
         """Project all rows on the ``axes`` (d, p), in units of ``scale``."""
-        centres = np.empty((0, data.rows.shape[1]), np.float32) if data.centres is None else data.centres
-        mean, inverse_scale = data.mean.astype(np.float32), np.float32(1.0 / scale)
-        axes = axes.astype(np.float32)
-        reduced_rows, squared_norms = [], []
-        for block in _blocks(data.rows, centres):
-            centred = (block - mean) * inverse_scale
-            reduced_rows.append(centred @ axes)
-            squared_norms.append(np.einsum("ij,ij->i", centred, centred))
-        joined = np.concatenate(reduced_rows), np.concatenate(squared_norms)
-        return cls(data.rows, centres, mean, inverse_scale, *joined)
+        centres = data.rows[:0] if data.centres is None else data.centres
+        points = np.concatenate([data.rows, centres]).astype(np.float32, copy=False)
+        points -= data.mean.astype(np.float32)
+        points *= np.float32(1.0 / scale)
+        return cls(points, np.einsum("ij,ij->i", points, points), points @ axes.astype(np.float32))
 
     def relations(self, anchors: np.ndarray, landmarks: np.ndarray, k: int) -> np.ndarray:
         """(m, S) relations by true distance in the full space, where neighbours are judged."""
-        products = self._centred(anchors) @ self._centred(landmarks).T
         # Without the anchor's own norm: it is the same for all its landmarks.
-        distances = self.squared_norms[landmarks] - 2 * products
+        distances = self.points[anchors] @ self.points[landmarks].T
+        distances *= np.float32(-2)
+        distances += self.squared_norms[landmarks]
         return near_sets(distances, anchors[:, None] == landmarks, k)
-
-    def _centred(self, numbers: np.ndarray) -> np.ndarray:
-        n_rows = len(self.rows)
-        points = self.rows[np.minimum(numbers, n_rows - 1)]
-        beyond = numbers >= n_rows
-        points[beyond] = self.centres[numbers[beyond] - n_rows]
-        points -= self.mean
-        points *= self.inverse_scale
-        return points
 
 
 @dataclass(frozen=True)
@@ -372,7 +356,3 @@ def _labels(data: TrainingData, centres: np.ndarray) -> np.ndarray:
 def _unit(gradient: np.ndarray) -> np.ndarray:
     length = np.linalg.norm(gradient)
     return gradient / length if length > 0 else gradient
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

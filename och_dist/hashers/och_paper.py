@@ -18,8 +18,9 @@ class OCHPaper(OCH):
     """Ordinal Constraint Hashing as printed: relations among the k-means centres alone.
 
     The centres are landmarks and anchors alike, hyperplanes pass through the mean (no offsets), the gain inside tanh is
-    1 from the first step to the last, and no relation crosses anchors. Its loss falls while codes of 128 bits get
-    worse: a few hundred centres are too few to learn from. The optimiser is that of :class:`OCH`.
+    1 from the first step to the last, and no relation crosses anchors. The paper's vectors are normalised, it does not
+    say how: here the rms projection is 1. The loss falls while codes of 128 bits get worse than those of 64: a few
+    hundred centres are too few to learn from. The optimiser is that of :class:`OCH`.
 
     Parameters
     ----------
@@ -40,8 +41,10 @@ class OCHPaper(OCH):
 
     Attributes
     ----------
-    mean_, projection_, offsets_, components_, rotation_, n_components_, n_iter_, loss_curve_, manifold_residual_, notes_
+    mean_, projection_, offsets_, components_, rotation_
         As in :class:`OCH`; the offsets are zero.
+    n_components_, n_iter_, loss_curve_, manifold_residual_, notes_
+        As in :class:`OCH`.
     """
 
     method: ClassVar[str] = "och-paper"

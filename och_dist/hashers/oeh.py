@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from och_dist.errors import BadInputError
-from och_dist.hashers.base import LinearHasher, Progress, TrainingData, is_integer
-from och_dist.hashers.och import _is_number, principal_axes
+from och_dist.hashers.base import LinearHasher, Progress, TrainingData, is_integer, is_number
+from och_dist.hashers.och import principal_axes
 from och_dist.kernels.embedding import embedding_loss_and_gradient, penalty_and_gradient
 from och_dist.kernels.ordinal import near_sets
 
@@ -52,8 +52,8 @@ class OEH(LinearHasher):
     mean_, projection_, offsets_
         The linear map, float32: (d,), (d, n_bits), (n_bits,); the offsets are zero.
     n_components_, n_iter_, loss_curve_, penalty_, notes_
-        Axes used, steps made, loss of each step as a mean over all relations of its anchor, final |W W^T - I|^2 / 4,
-        what was reduced and why.
+        Axes used, steps made, loss of each step as a mean over all relations of its anchor (it rises while the
+        penalty shrinks W, and with it all differences), final |W W^T - I|^2 / 4, what was reduced and why.
     """
 
     method: ClassVar[str] = "oeh"
@@ -92,9 +92,9 @@ class OEH(LinearHasher):
             if not is_integer(value) or value < least:
                 raise BadInputError(f"{name}={value!r}; use an integer of at least {least}")
         for name in ("margin", "penalty"):
-            if not _is_number(getattr(self, name)) or getattr(self, name) < 0:
+            if not is_number(getattr(self, name)) or getattr(self, name) < 0:
                 raise BadInputError(f"{name}={getattr(self, name)!r}; use a number of at least 0")
-        if not _is_number(self.learning_rate) or self.learning_rate <= 0:
+        if not is_number(self.learning_rate) or self.learning_rate <= 0:
             raise BadInputError(f"learning_rate={self.learning_rate!r}; use a number above 0")
 
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
@@ -137,11 +137,8 @@ class OEH(LinearHasher):
                 reduced, anchor, relations[anchor], weights, margin=float(self.margin)
             )
             _, pull = penalty_and_gradient(weights)
-            weights = (
-                weights
-                - self._penalty_rate(weights) * pull
-                - self.learning_rate * _bounded(gradient / max(violated, 1), math.sqrt(self.n_bits))
-            )
+            rate = self.learning_rate / max(violated, 1)
+            weights = weights - self._penalty_rate(weights) * pull - rate * gradient
             loss = total / max(int((relations[anchor] > 0).sum()) * int((relations[anchor] < 0).sum()), 1)
             self.loss_curve_.append(loss)
             if progress is not None:
@@ -177,9 +174,3 @@ def _centred(data: TrainingData, scale: float) -> np.ndarray:
     if data.centres is None or len(data.centres) == 0:
         raise BadInputError("no centres to learn from; pass at least one")
     return (data.centres - data.mean) / scale
-
-
-def _bounded(gradient: np.ndarray, most: float) -> np.ndarray:
-    """The gradient, shortened to the length ``most``: a centre far off the others must not throw W away."""
-    length = float(np.linalg.norm(gradient))
-    return gradient if length <= most else gradient * (most / length)

@@ -19,6 +19,11 @@ _LOCATIONS = {
     "pca-frame": ("pca_frame", "PCAFrame"),
     "itq": ("itq", "ITQ"),
     "isohash": ("isohash", "IsoHash"),
+    "agh": ("agh", "AGH"),
+    "oeh": ("oeh", "OEH"),
+    "och-paper": ("och_paper", "OCHPaper"),
+    "sph": ("sph", "SpH"),
+    "sgh": ("sgh", "SGH"),
 }
 
 

@@ -96,9 +96,7 @@ def test_chunkings_and_merge_orders_agree(sizes):
     options = {"seed": 9, "n_members": 2, "n_far": 8}
     whole = block_clusters(block, centres, first_row=0, **options)
     cuts = np.cumsum([0, *sizes])
-    parts = [
-        block_clusters(block[a:b], centres, first_row=int(a), **options) for a, b in itertools.pairwise(cuts)
-    ]
+    parts = [block_clusters(block[a:b], centres, first_row=int(a), **options) for a, b in itertools.pairwise(cuts)]
     forward, backward = parts[0], parts[-1]
     for part in parts[1:]:
         forward = forward.merge(part)

@@ -153,8 +153,7 @@ def test_merged_parts_equal_the_whole(sizes):
     assert as_lists(merge_candidates(parts[::-1], 25)) == as_lists(whole)
     bar = whole.dense(25)[0][:, -1]
     limited = [
-        euclidean_top_k(queries, rows[a:b], 25, first_row=int(a), limit=bar)
-        for a, b in itertools.pairwise(cuts)
+        euclidean_top_k(queries, rows[a:b], 25, first_row=int(a), limit=bar) for a, b in itertools.pairwise(cuts)
     ]
     assert as_lists(merge_candidates(limited, 25)) == as_lists(whole)
 

@@ -61,9 +61,7 @@ def test_gradient_equals_central_differences(shift, cross_weight, r):
     def loss(v, b):
         return ordinal_loss_and_gradient(anchors, landmarks, relations, v, b, **options)[0]
 
-    _, d_frame, d_offsets = ordinal_loss_and_gradient(
-        anchors, landmarks, relations, frame, offsets, **options
-    )
+    _, d_frame, d_offsets = ordinal_loss_and_gradient(anchors, landmarks, relations, frame, offsets, **options)
     rng = np.random.default_rng(5)
     for _ in range(5):
         dv, db = rng.normal(size=frame.shape), rng.normal(size=offsets.shape)
@@ -109,9 +107,7 @@ def test_same_input_same_bytes():
 def test_the_order_of_landmarks_and_the_labels_of_bits_do_not_matter():
     anchors, landmarks, relations, frame, offsets = problem(m=8, n_landmarks=50, k=4, seed=8)
     options = {"gain": 2.0, "shift": 3, "cross_weight": 0.3}
-    loss, d_frame, d_offsets = ordinal_loss_and_gradient(
-        anchors, landmarks, relations, frame, offsets, **options
-    )
+    loss, d_frame, d_offsets = ordinal_loss_and_gradient(anchors, landmarks, relations, frame, offsets, **options)
     rng = np.random.default_rng(9)
     rows, bits = rng.permutation(50), rng.permutation(6)
     signs = rng.choice([-1.0, 1.0], size=6)

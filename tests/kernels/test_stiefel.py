@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError
-from och_dist.kernels.stiefel import polar, residual, tangent
+from och_dist.kernels.stiefel import polar, residual, retract, tangent
 
 SHAPES = [(1, 1), (3, 3), (4, 9), (9, 4), (1, 7), (7, 1), (20, 64), (20, 13)]
 
@@ -57,3 +57,14 @@ def test_a_matrix_without_full_rank_is_refused():
         polar(np.ones((3, 5)))
     with pytest.raises(BadInputError, match="deficient rank"):
         polar(np.zeros((5, 2)))
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (24, 64), (5, 5), (12, 4), (1, 7)])
+@pytest.mark.parametrize("size", [0.0, 0.05, 0.8, 5.0])
+def test_a_retraction_is_the_polar_factor(shape, size):
+    rng = np.random.default_rng(3)
+    point = polar(rng.normal(size=shape))
+    step = rng.normal(size=shape)
+    moved = point + size * step / np.linalg.norm(step)
+    np.testing.assert_allclose(retract(moved), polar(moved), atol=1e-9)
+    assert residual(retract(moved)) < 1e-9

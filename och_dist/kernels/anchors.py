@@ -1,0 +1,168 @@
+"""The anchor graph of a block of rows: each row as a mixture of its few nearest anchors, and codes from mixtures.
+
+Definition of a code. The nearest anchors of a row are in the total order (distance, anchor), distances as
+``euclidean`` defines them. Anchor a of a row has the weight exp(-(d_a^2 - d_min^2) / h^2), divided by the sum of the
+row's weights; a score is the sum of weight times the anchor's value, added in the order of the anchors, all in
+float64. The exponential is our own sequence of additions and multiplications, so that every bit is the same on every
+machine and in every block.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from och_dist.errors import BadInputError
+from och_dist.kernels.euclidean import euclidean_top_k
+from och_dist.kernels.moments import check_finite, check_rows
+
+__all__ = ["anchor_scores", "anchor_shares", "encode_anchors", "nearest_anchors"]
+
+ROWS_PER_BLOCK = 1024
+
+# ln 2 in two parts, the first with 21 trailing zero bits: its multiples up to 1,022 are exact.
+_LOG2_E = 1.4426950408889634
+_LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
+_LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
+_LAST_POWER = 1022
+"""Weights below the normal range of float64 count as zero."""
+
+_POWERS = np.ldexp(1.0, -np.arange(_LAST_POWER + 1))
+_TERMS = 14
+_COEFFICIENTS = np.array([(-1.0) ** n / math.factorial(n) for n in range(_TERMS)])
+
+
+def nearest_anchors(
+    block: np.ndarray, anchors: np.ndarray, n_neighbours: int, *, first_row: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers (n, s) int64 and squared distances (n, s) of ``anchors`` (m, d) nearest to rows of ``block`` (n, d).
+
+    s is ``n_neighbours`` or, if there are fewer anchors, their number. ``first_row`` is the global number of the first
+    row, for error messages: rows with NaN or infinity raise ``NonFiniteError``, rows so far away that a squared
+    distance exceeds float64 raise ``BadInputError``.
+    """
+    _check_block(block, anchors, first_row)
+    n, s = block.shape[0], min(n_neighbours, anchors.shape[0])
+    numbers, distances = np.empty((n, s), dtype=np.int64), np.empty((n, s))
+    for start in range(0, n, ROWS_PER_BLOCK):
+        step = slice(start, start + ROWS_PER_BLOCK)
+        numbers[step], distances[step] = _nearest(block[step], anchors, s, first_row + start)
+    return numbers, distances
+
+
+def _check_block(block: np.ndarray, anchors: np.ndarray, first_row: int) -> None:
+    check_rows(block, anchors.shape[1])
+    check_finite(block, first_row=first_row)
+
+
+def _nearest(rows: np.ndarray, anchors: np.ndarray, s: int, first_row: int) -> tuple[np.ndarray, np.ndarray]:
+    distances, numbers = euclidean_top_k(rows, anchors, s).dense(s)
+    usable = np.isfinite(distances).all(axis=1)
+    if not usable.all():
+        raise BadInputError(
+            f"overflow in the distances of row {first_row + int(np.argmin(usable))} to the anchors; "
+            "expected squares within the range of float64: scale the vectors down or drop the row"
+        )
+    return numbers, distances
+
+
+def anchor_shares(distances: np.ndarray, bandwidth: float) -> np.ndarray:
+    """Shares (n, s) of the anchors at squared ``distances`` (n, s), nearest first; each row sums to 1.
+
+    ``bandwidth`` is h^2, above 0. The nearest distance is subtracted first: a row far from all anchors has shares, too.
+    """
+    return _shares(np.ascontiguousarray(distances, dtype=np.float64), float(bandwidth))
+
+
+def anchor_scores(numbers: np.ndarray, shares: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Scores (n, q) float64 of rows given by anchor ``numbers`` and ``shares`` (n, s), under ``weights`` (m, q)."""
+    scores = np.empty((numbers.shape[0], weights.shape[1]))
+    _scores(numbers, shares, np.ascontiguousarray(weights, dtype=np.float64), scores)
+    return scores
+
+
+def encode_anchors(
+    block: np.ndarray,
+    anchors: np.ndarray,
+    bandwidth: float,
+    weights: np.ndarray,
+    thresholds: np.ndarray | None = None,
+    *,
+    n_neighbours: int,
+    first_row: int = 0,
+) -> np.ndarray:
+    """Codes of ``block`` (n, d) as (n, bytes) uint8, little bit order, pad bits zero.
+
+    ``anchors`` (m, d) float32, ``weights`` (m, q) float64. Bit k is score k > 0. With ``thresholds`` (2, q) q more bits
+    follow, which divide each half again: score - thresholds[0] > 0 where the score is above 0, thresholds[1] - score
+    > 0 elsewhere. Errors as in :func:`nearest_anchors`.
+    """
+    n, q = block.shape[0], weights.shape[1]
+    bits = q if thresholds is None else 2 * q
+    cuts = np.empty((0, q)) if thresholds is None else np.ascontiguousarray(thresholds, dtype=np.float64)
+    codes = np.zeros((n, -(-bits // 8)), dtype=np.uint8)
+    s = min(n_neighbours, anchors.shape[0])
+    _check_block(block, anchors, first_row)
+    for start in range(0, n, ROWS_PER_BLOCK):
+        rows = block[start : start + ROWS_PER_BLOCK]
+        numbers, distances = _nearest(rows, anchors, s, first_row + start)
+        scores = anchor_scores(numbers, anchor_shares(distances, bandwidth), weights)
+        _write_signs(scores, cuts, codes[start : start + ROWS_PER_BLOCK])
+    return codes
+
+
+@njit(nogil=True)
+def _exp_minus(x):  # type: ignore[no-untyped-def]
+    """exp(-x) for x >= 0 to about one unit in the last place; 0 below the normal range.
+
+    x = k ln 2 + y with |y| <= ln(2) / 2, where 14 terms of the series of exp(-y) leave less than 2**-57.
+    """
+    k = np.floor(x * _LOG2_E + 0.5)
+    if not k <= _LAST_POWER:
+        return 0.0
+    y = (x - k * _LN2_HIGH) - k * _LN2_LOW
+    total = 0.0
+    for n in range(_TERMS - 1, -1, -1):
+        total = total * y + _COEFFICIENTS[n]
+    return total * _POWERS[int(k)]
+
+
+@njit(nogil=True)
+def _shares(distances, bandwidth):  # type: ignore[no-untyped-def]
+    n, s = distances.shape
+    out = np.empty((n, s), dtype=np.float64)
+    for i in range(n):
+        total = 0.0
+        for a in range(s):
+            out[i, a] = _exp_minus((distances[i, a] - distances[i, 0]) / bandwidth)
+            total += out[i, a]
+        for a in range(s):
+            out[i, a] /= total
+    return out
+
+
+@njit(nogil=True)
+def _scores(numbers, shares, weights, out):  # type: ignore[no-untyped-def]
+    for i in range(numbers.shape[0]):
+        for k in range(weights.shape[1]):
+            out[i, k] = 0.0
+        for a in range(numbers.shape[1]):
+            share, anchor = shares[i, a], numbers[i, a]
+            for k in range(weights.shape[1]):
+                out[i, k] += share * weights[anchor, k]
+
+
+@njit(nogil=True)
+def _write_signs(scores, cuts, codes):  # type: ignore[no-untyped-def]
+    q = scores.shape[1]
+    for i in range(scores.shape[0]):
+        for k in range(q):
+            score = scores[i, k]
+            if score > 0.0:
+                codes[i, k // 8] |= np.uint8(1 << (k % 8))
+            if cuts.shape[0] > 0:
+                above = score > cuts[0, k] if score > 0.0 else cuts[1, k] > score
+                if above:
+                    codes[i, (q + k) // 8] |= np.uint8(1 << ((q + k) % 8))

@@ -1,0 +1,240 @@
+"""Codes by spheres, and the distance of such codes that counts the spheres two rows share.
+
+Definition of a code. Bit k of a row x is 1 exactly when its squared distance to pivot k, as ``euclidean`` defines
+it (float64, one fixed order), does not exceed the squared radius of that pivot. A float32 matrix product bounds
+every distance from both sides, for any order of summation; only where the radius lies between the bounds is the
+distance measured. The bytes therefore depend neither on the blocking nor on the BLAS nor on the processor.
+
+The spherical distance of two codes is |a xor b| / (|a and b| + 0.1): spheres that hold one row of two, over
+spheres that hold both. It takes few values, here numbered in ascending order as *levels*, so that a histogram
+over levels serves all metrics as one over Hamming distances does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from och_dist.errors import BadInputError, UsageError
+from och_dist.kernels.euclidean import NORM_LIMIT, exact_distances
+from och_dist.kernels.hamming import popcount
+from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
+from och_dist.kernels.packing import pack_bits
+from och_dist.kernels.project import ROUNDOFF, SAFETY, UNDERFLOW, centre_rows
+
+ROWS_PER_BLOCK = 1024
+
+MOST_LEVEL_BITS = 4096
+"""Bounds the table of levels to 64 MB; two levels differ as float64 numbers well beyond it."""
+
+
+def encode_spheres(
+    block: np.ndarray, pivots: np.ndarray, squared_radii: np.ndarray, *, first_row: int = 0
+) -> np.ndarray:
+    """Codes of ``block`` (n, d) as (n, ceil(r / 8)) uint8, little bit order, pad bits zero.
+
+    ``pivots`` (r, d) float32, ``squared_radii`` (r,) float64. ``first_row`` is the global number of the first row
+    and is used in error messages only. Rows with NaN or infinity raise ``NonFiniteError``; finite rows at a
+    squared distance beyond float64 raise ``BadInputError``.
+    """
+    pivots, squared_radii = _checked_model(pivots, squared_radii)
+    check_rows(block, pivots.shape[1])
+    scan = _Scan(pivots)
+    codes = np.empty((block.shape[0], -(-pivots.shape[0] // 8)), dtype=np.uint8)
+    for start in range(0, block.shape[0], ROWS_PER_BLOCK):
+        rows = as_float_rows(block[start : start + ROWS_PER_BLOCK])
+        lower, upper = scan.bounds(rows)
+        inside = upper <= squared_radii
+        open_rows, open_pivots = np.nonzero(~inside & ~(lower > squared_radii))
+        if open_rows.size:
+            distances = exact_distances(rows, pivots, open_rows, open_pivots)
+            if not np.isfinite(distances).all():
+                _raise_unusable(block, first_row, start + int(open_rows[~np.isfinite(distances)].min()))
+            inside[open_rows, open_pivots] = distances <= squared_radii[open_pivots]
+        codes[start : start + len(rows)] = pack_bits(inside)
+    return codes
+
+
+def nth_distances(rows: np.ndarray, pivots: np.ndarray, n: int) -> np.ndarray:
+    """Squared distance (r,) float64 of the ``n``-th nearest of ``rows`` (m, d), from 1, to each of ``pivots`` (r, d).
+
+    Exact in the sense of ``euclidean``: as squared radii they let every sphere hold n rows, more only by ties.
+    Takes 16 m r bytes.
+    """
+    if not 1 <= n <= len(rows):
+        raise UsageError(f"n={n}; expected a rank from 1 to the number of rows, {len(rows)}")
+    scan = _Scan(np.ascontiguousarray(pivots, dtype=np.float32))
+    lower, upper = np.empty((2, len(pivots), len(rows)))
+    for start in range(0, len(rows), ROWS_PER_BLOCK):
+        step = slice(start, start + ROWS_PER_BLOCK)
+        lower[:, step], upper[:, step] = (bound.T for bound in scan.bounds(as_float_rows(rows[step])))
+    found = np.empty(len(pivots))
+    for k in range(len(pivots)):
+        # The n-th distance lies between the n-th bounds: rows surely nearer are counted, farther ones dropped.
+        least, most = np.partition(lower[k], n - 1)[n - 1], np.partition(upper[k], n - 1)[n - 1]
+        nearer = int(np.count_nonzero(upper[k] < least))
+        open_rows = np.flatnonzero((upper[k] >= least) & (lower[k] <= most))
+        distances = exact_distances(rows, pivots, open_rows, np.full_like(open_rows, k))
+        found[k] = np.partition(distances, n - 1 - nearer)[n - 1 - nearer]
+    return found
+
+
+class _Scan:
+    """Bounds of the squared distances of rows to ``pivots`` (r, d) float32, from one float32 matrix product."""
+
+    def __init__(self, pivots: np.ndarray) -> None:
+        r, d = pivots.shape
+        # Near the pivots the cancellation in |x|^2 + |p|^2 - 2 x.p is least; the bounds hold for any centre.
+        self.centre = pivots.mean(axis=0, dtype=np.float64).astype(np.float32)
+        self.pivots, self.squared = np.empty((r, d), dtype=np.float32), np.empty(r)
+        centre_rows(pivots, self.centre, self.pivots, self.squared)
+        self.slack = _slack(d)
+
+    def bounds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper bounds (m, r) float64; (-inf, inf) where float32 could overflow."""
+        near, squared = np.empty(rows.shape, dtype=np.float32), np.empty(len(rows))
+        centre_rows(rows, self.centre, near, squared)
+        with np.errstate(over="ignore", invalid="ignore"):
+            products = near @ self.pivots.T
+        lower, upper = np.empty(products.shape), np.empty(products.shape)
+        _fill_bounds(products, squared, self.squared, self.slack, lower, upper)
+        return lower, upper
+
+
+def _slack(d: int) -> tuple[float, float, float]:
+    """(a, b, c): |x'|^2 + |p'|^2 - 2 x'.p' is within a |x'||p'| + b (|x'| + |p'|)^2 + c of |x - p|^2, twofold safe.
+
+    x' and p' are x and p minus the centre, rounded to float32. a: the product, in any order of summation. b: the
+    rounding moves x' and p' by at most ROUNDOFF of their norms, and the sums in float64. c: underflow.
+    """
+    gamma = d * ROUNDOFF / (1.0 - d * ROUNDOFF) if d * ROUNDOFF < 0.5 else np.inf
+    return SAFETY * 2.0 * gamma, SAFETY * 3.0 * ROUNDOFF, SAFETY * 2.0 * d * UNDERFLOW
+
+
+def _checked_model(pivots: np.ndarray, squared_radii: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    pivots = np.ascontiguousarray(pivots, dtype=np.float32)
+    squared_radii = np.ascontiguousarray(squared_radii, dtype=np.float64)
+    if pivots.ndim != 2 or squared_radii.shape != pivots.shape[:1]:
+        raise BadInputError(
+            f"the model has pivots {pivots.shape} and squared radii {squared_radii.shape}; "
+            "expected (r, d) and (r,): load a complete model"
+        )
+    if not (np.isfinite(pivots).all() and np.isfinite(squared_radii).all()):
+        raise BadInputError("the model holds NaN or infinity; expected finite numbers: train it again")
+    return pivots, squared_radii
+
+
+def _raise_unusable(block: np.ndarray, first_row: int, bad_row: int) -> None:
+    """Name every non-finite row of the block, or else the first row whose distances overflow."""
+    check_finite(block, first_row=first_row)
+    raise BadInputError(
+        f"overflow in the distances of row {first_row + bad_row}; "
+        "expected squared distances within the range of float64: scale the vectors down or drop the row"
+    )
+
+
+def spherical_levels(n_bits: int) -> np.ndarray:
+    """(n_bits + 1, n_bits + 1) int32: the level of |a xor b| (first axis) and |a and b| (second axis).
+
+    Levels count the distinct distances from 0 upwards; pairs that no two codes have are -1.
+    """
+    if not 1 <= n_bits <= MOST_LEVEL_BITS:
+        raise UsageError(f"n_bits={n_bits}; expected 1 to {MOST_LEVEL_BITS}")
+    xor, both = np.indices((n_bits + 1, n_bits + 1), dtype=np.int32)
+    possible = xor + both <= n_bits
+    # Ranked by xor / (10 both + 1), a tenth of the distance. Equal fractions round to one float64, since division
+    # rounds correctly; different ones are 1 / (10 n_bits + 1)^2 apart at least, far more than the spacing of floats.
+    _, level = np.unique(xor[possible] / (10 * both[possible] + 1), return_inverse=True)
+    levels = np.full(possible.shape, -1, dtype=np.int32)
+    levels[possible] = level
+    return levels
+
+
+def spherical_histogram(query_words: np.ndarray, code_words: np.ndarray, n_bits: int, levels: np.ndarray) -> np.ndarray:
+    """(q, levels.max() + 1) int64: how many of ``code_words`` (n, w) lie at each level from ``query_words`` (q, w).
+
+    ``levels`` is ``spherical_levels(n_bits)``. There are about n_bits^2 / 2 levels: pass few queries at a time.
+    """
+    _check_words(query_words, code_words, n_bits, levels)
+    counts = np.zeros((query_words.shape[0], int(levels.max()) + 1), dtype=np.int64)
+    _count_levels(np.ascontiguousarray(query_words), np.ascontiguousarray(code_words), levels, counts)
+    return counts
+
+
+def spherical_pairs(
+    query_words: np.ndarray,
+    code_words: np.ndarray,
+    pair_query: np.ndarray,
+    pair_row: np.ndarray,
+    n_bits: int,
+    levels: np.ndarray,
+) -> np.ndarray:
+    """Levels (p,) int32 of ``query_words[pair_query[i]]`` and ``code_words[pair_row[i]]``."""
+    _check_words(query_words, code_words, n_bits, levels)
+    if pair_query.shape != pair_row.shape or pair_query.ndim != 1:
+        raise UsageError(f"pairs of shapes {pair_query.shape} and {pair_row.shape}; expected two equal (p,)")
+    for index, size in ((pair_query, len(query_words)), (pair_row, len(code_words))):
+        if index.size and not (index.min() >= 0 and index.max() < size):
+            raise UsageError(f"pair numbers {index.min()} to {index.max()}; expected 0 to {size - 1}")
+    found = np.empty(pair_query.shape, dtype=np.int32)
+    _pair_levels(
+        *(np.ascontiguousarray(words) for words in (query_words, code_words)),
+        *(np.ascontiguousarray(index, dtype=np.int64) for index in (pair_query, pair_row)),
+        *(levels, found),
+    )
+    return found
+
+
+def _check_words(query_words: np.ndarray, code_words: np.ndarray, n_bits: int, levels: np.ndarray) -> None:
+    if levels.shape != (n_bits + 1, n_bits + 1) or levels.dtype != np.int32:
+        raise UsageError(
+            f"levels are {levels.dtype} {levels.shape}; expected those of {n_bits} bits: use spherical_levels"
+        )
+    for words in (query_words, code_words):
+        if words.ndim != 2 or words.dtype != np.uint64 or words.shape[1] != -(-n_bits // 64):
+            raise BadInputError(
+                f"words are {words.dtype} {words.shape}; expected uint64 (rows, {-(-n_bits // 64)}) "
+                f"for {n_bits} bits: encode both with one model"
+            )
+        if n_bits % 64 and (words[:, -1] >> np.uint64(n_bits % 64)).any():
+            raise BadInputError(f"codes have bits set beyond bit {n_bits}; expected zero padding: encode them again")
+
+
+@njit(nogil=True)
+def _fill_bounds(products, row_squared, pivot_squared, slack, lower, upper):  # type: ignore[no-untyped-def]
+    a, b, c = slack
+    for i in range(products.shape[0]):
+        row_norm = np.sqrt(row_squared[i])
+        for k in range(products.shape[1]):
+            pivot_norm = np.sqrt(pivot_squared[k])
+            reach = row_norm + pivot_norm
+            if not reach <= NORM_LIMIT:  # also NaN
+                lower[i, k] = -np.inf
+                upper[i, k] = np.inf
+                continue
+            middle = row_squared[i] + pivot_squared[k] - 2.0 * np.float64(products[i, k])
+            margin = a * row_norm * pivot_norm + b * reach * reach + c
+            lower[i, k] = middle - margin
+            upper[i, k] = middle + margin
+
+
+@njit(nogil=True)
+def _level(queries, q, codes, i, levels):  # type: ignore[no-untyped-def]
+    xor, both = np.uint64(0), np.uint64(0)
+    for j in range(queries.shape[1]):
+        xor += popcount(queries[q, j] ^ codes[i, j])
+        both += popcount(queries[q, j] & codes[i, j])
+    return levels[xor, both]
+
+
+@njit(nogil=True)
+def _count_levels(queries, codes, levels, counts):  # type: ignore[no-untyped-def]
+    for q in range(queries.shape[0]):
+        for i in range(codes.shape[0]):
+            counts[q, _level(queries, q, codes, i, levels)] += 1
+
+
+@njit(nogil=True)
+def _pair_levels(queries, codes, pair_query, pair_row, levels, found):  # type: ignore[no-untyped-def]
+    for p in range(found.shape[0]):
+        found[p] = _level(queries, pair_query[p], codes, pair_row[p], levels)
