@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import signal
-import sys
 import traceback
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
 import och_dist
+from och_dist.cli_options import Surroundings, cluster_options, output_options, run_stage
 from och_dist.errors import IncompleteError, OchError, UsageError
 
-if TYPE_CHECKING:
-    from och_dist.stages.common import Context, Report
-
-Command = Callable[..., Any]
 INTERRUPTED = 130
+
+
+class Terminated(BaseException):
+    """SIGTERM. Not an :class:`Exception`, so that nobody on the way takes it for a failed task and carries on."""
 
 
 class OchGroup(click.Group):
@@ -28,10 +27,14 @@ class OchGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with stop_on_sigterm():
+                return super().invoke(ctx)
         except OchError as error:
             click.echo(f"och: {error}", err=True)
             ctx.exit(error.exit_code)
+        except Terminated:
+            click.echo("och: terminated; what is done is kept: run the same command again to go on", err=True)
+            ctx.exit(IncompleteError.exit_code)
         except KeyboardInterrupt:
             click.echo("och: interrupted; what is done is kept: run the same command again to go on", err=True)
             ctx.exit(INTERRUPTED)
@@ -43,7 +46,11 @@ class OchGroup(click.Group):
             ctx.exit(1)
 
 
-@click.group(cls=OchGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    "och",  # 'dask och' goes by this name, not by that of the entry point
+    cls=OchGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(och_dist.__version__, prog_name="och")
 def cli() -> None:
     """Learn short binary codes that keep neighbour order, encode a corpus of any size on Dask, search the codes.
@@ -54,97 +61,12 @@ def cli() -> None:
     """
 
 
-def output_options(command: Command) -> Command:
-    """--json, -v and -q."""
-    for option in (
-        click.option("-q", "--quiet", is_flag=True, help="Only warnings and errors on stderr."),
-        click.option("-v", "--verbose", is_flag=True, help="More on stderr."),
-        click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object."),
-    ):
-        command = option(command)
-    return command
-
-
-def cluster_options(command: Command) -> Command:
-    """Where the work runs, and what is shown meanwhile."""
-    for option in (
-        click.option("--performance-report", metavar="FILE", help="Write Dask's performance report (HTML) to FILE."),
-        click.option(
-            "--dashboard/--no-dashboard",
-            default=None,
-            help="Dask dashboard of a local cluster (on loopback).",
-        ),
-        click.option(
-            "--memory-limit",
-            metavar="SIZE",
-            help="Memory of each local worker, such as 2GB [default: share].",
-        ),
-        click.option("--threads", type=int, help="Threads of each local worker [default: 1]."),
-        click.option("--workers", type=int, help="Local worker processes [default: one per core]; 0: this process."),
-        click.option("--scheduler", metavar="ADDRESS|FILE", help="Use a running cluster: address or scheduler file."),
-    ):
-        command = option(command)
-    return output_options(command)
-
-
-class Surroundings:
-    """The options that all commands share, taken out of a command's own."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.as_json: bool = options.pop("as_json")
-        self.quiet: bool = options.pop("quiet")
-        self.verbose: bool = options.pop("verbose")
-        self.performance_report: str | None = options.pop("performance_report", None)
-        names = ("scheduler", "workers", "threads", "memory_limit", "dashboard")
-        given = {name: options.pop(name, None) for name in names}
-        self.cluster = {name: value for name, value in given.items() if value is not None}
-        configure_logging(logging.WARNING if self.quiet else logging.DEBUG if self.verbose else logging.INFO)
-
-    @contextlib.contextmanager
-    def context(self, defaults: dict[str, Any] | None = None) -> Iterator[Context]:
-        """Connect, announce the dashboard, and show progress."""
-        from och_dist.cluster import ClusterOptions, connect, dashboard_link
-        from och_dist.monitor.progress import log_progress, progress_bars
-        from och_dist.stages.common import Context
-
-        options = ClusterOptions(**{**(defaults or {}), **self.cluster})
-        with stop_on_sigterm(), connect(options) as client, contextlib.ExitStack() as stack:
-            link = dashboard_link(client)
-            if link and not self.quiet:
-                click.echo(f"dashboard: {link}", err=True)
-            if self.performance_report:
-                if client is None:
-                    raise UsageError("--performance-report needs a cluster; leave out --workers 0")
-                from distributed import performance_report
-
-                stack.enter_context(client.as_current())
-                stack.enter_context(performance_report(filename=self.performance_report))
-            bars = sys.stderr.isatty() and not self.quiet
-            progress = stack.enter_context(progress_bars()) if bars else log_progress
-            yield Context(client=client, progress=progress)
-
-    def show(self, report: Report) -> None:
-        from och_dist.report.text import render
-
-        click.echo(json.dumps(report.to_json()) if self.as_json else render(report))
-
-
-def configure_logging(level: int) -> None:
-    """Our own log on stderr; what Dask logs by itself stays as Dask configures it."""
-    logger = logging.getLogger("och_dist")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-    logger.handlers[:] = [handler]
-    logger.propagate = False
-    logger.setLevel(level)
-
-
 @contextlib.contextmanager
 def stop_on_sigterm() -> Iterator[None]:
     """A polite kill ends like a pause: finished chunks are kept and the exit code says 'run again'."""
 
     def stop(number: int, frame: Any) -> None:
-        raise IncompleteError("terminated; what is done is kept: run the same command again to go on")
+        raise Terminated
 
     try:
         before = signal.signal(signal.SIGTERM, stop)
@@ -155,14 +77,6 @@ def stop_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def run_stage(options: dict[str, Any], stage: Callable[..., Report], *args: Any, **params: Any) -> None:
-    """Run one stage on the chosen cluster and print its report."""
-    around = Surroundings(options)
-    with around.context() as context:
-        report = stage(*args, **options, **params, context=context)
-    around.show(report)
 
 
 @cli.command()
@@ -300,6 +214,39 @@ def evaluate(index: str, queries: str, truth: str, **options: Any) -> None:
     run_stage(options, stage, index, queries, truth)
 
 
+def _listed(ctx: click.Context, option: click.Parameter, text: str) -> list[str]:
+    """'a,b,c' as a list."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(ctx: click.Context, option: click.Parameter, text: str) -> list[int]:
+    """'32,64,128' as a list."""
+    try:
+        return [int(part) for part in _listed(ctx, option, text)]
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a list of whole numbers such as 32,64,128") from None
+
+
+@cli.command()
+@click.argument("corpus")
+@click.option("-o", "--output", required=True, metavar="DIR", help="Where results, tables and report.html go.")
+@click.option("--methods", default="all", show_default=True, callback=_listed, help="Methods, such as och,itq,sph.")
+@click.option("--bits", default="32,64,128", show_default=True, callback=_numbers, help="Code lengths.")
+@click.option("--repeats", type=int, default=10, show_default=True, help="Random splits.")
+@click.option("--queries", type=int, default=2000, show_default=True, help="Query rows of a split.")
+@click.option("--train-rows", type=int, default=10_000, show_default=True, help="Training rows of a split.")
+@click.option("--truth-fraction", type=float, default=0.02, show_default=True, help="Share of rows that is relevant.")
+@click.option("--truth-k", type=int, help="Relevant rows of a query, instead of a share.")
+@click.option("--sweeps/--no-sweeps", default=True, show_default=True, help="Also vary OCH's centres and relations.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@cluster_options
+def compare(corpus: str, output: str, **options: Any) -> None:
+    """Compare methods on random splits of CORPUS and draw the result; a stopped comparison goes on where it was."""
+    from och_dist.report.comparison import compare_with_report as stage
+
+    run_stage(options, stage, corpus, output)
+
+
 @cli.command()
 @click.argument("path")
 @cluster_options
@@ -364,7 +311,6 @@ def demo(folder: str, **options: Any) -> None:
 
 
 def _run_file(file: str, settings: tuple[str, ...], options: dict[str, Any]) -> None:
-    from och_dist.cluster import dashboard_link
     from och_dist.pipeline import load_pipeline, run_pipeline
     from och_dist.report.text import render_run
 
@@ -372,12 +318,11 @@ def _run_file(file: str, settings: tuple[str, ...], options: dict[str, Any]) -> 
     pipeline = load_pipeline(file, settings)
     with around.context(pipeline.cluster) as context:
         reports = run_pipeline(pipeline, context)
-        link = dashboard_link(context.client)
     if around.as_json:
         stages = {name: report.to_json() for name, report in reports}
         click.echo(json.dumps({"name": pipeline.name, "stages": stages}))
     else:
-        click.echo(render_run(pipeline.name, reports, link))
+        click.echo(render_run(pipeline.name, reports, around.dashboard))
 
 
 def main() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import json
 import os
 import warnings
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 CONNECT_SECONDS = 20
-THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+WORKERS_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,7 @@ class ClusterOptions:
 def connect(options: ClusterOptions) -> Iterator[Client | None]:
     """A client that is ready to work, closed at the end; a local cluster is closed with it."""
     if options.scheduler is not None:
-        if options.workers is not None:
-            raise UsageError(f"--workers {options.workers} and --scheduler exclude each other; the cluster has its own")
+        _refuse_local_options(options)
         with _remote(options.scheduler) as client:
             yield client
     elif options.workers == 0:
@@ -50,24 +51,47 @@ def connect(options: ClusterOptions) -> Iterator[Client | None]:
             yield client
 
 
+def _refuse_local_options(options: ClusterOptions) -> None:
+    """What is said about local workers means nothing to a cluster that runs already."""
+    default = ClusterOptions()
+    for name in ("workers", "threads", "memory_limit"):
+        if (value := getattr(options, name)) != getattr(default, name):
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} {value} and --scheduler exclude each other; the cluster has its own")
+
+
 @contextlib.contextmanager
 def _remote(scheduler: str) -> Iterator[Client]:
     from distributed import Client
 
-    from och_dist.warmup import PrepareWorker
-
-    is_file = "://" not in scheduler and os.path.exists(scheduler)
-    if not is_file and ":" not in scheduler:
-        raise ClusterError(f"scheduler {scheduler!r} is neither an address such as tcp://host:8786 nor a file")
-    place: dict[str, Any] = {"scheduler_file": scheduler} if is_file else {"address": scheduler}
+    client, reason = None, ""
     try:
-        client = Client(**place, timeout=CONNECT_SECONDS, set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise ClusterError(f"no scheduler answers at {scheduler} within {CONNECT_SECONDS} s ({error})") from None
+        client = Client(_address(scheduler), timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, TimeoutError, ValueError, TypeError) as error:  # TypeError: tls:// without certificates
+        reason = str(error)
+    if client is None:
+        # Half a client closes itself when it is collected; in the middle of starting another one, that would hang.
+        gc.collect()
+        raise ClusterError(f"no scheduler answers at {scheduler} within {CONNECT_SECONDS} s ({reason})")
     with contextlib.closing(client):
         _await_workers(client, 1)
-        client.register_plugin(PrepareWorker())
+        _prepare_workers(client)
         yield client
+
+
+def _address(scheduler: str) -> str:
+    """The address itself, or the one that a scheduler file names."""
+    if "://" in scheduler or not os.path.exists(scheduler):
+        if ":" not in scheduler:
+            raise ClusterError(f"scheduler {scheduler!r} is neither an address such as tcp://host:8786 nor a file")
+        return scheduler
+    try:
+        with open(scheduler, encoding="utf-8") as file:
+            return str(json.load(file)["address"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ClusterError(
+            f"{scheduler} is not a scheduler file ({error!r}); give the one of 'dask scheduler --scheduler-file'"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -75,7 +99,7 @@ def _local(options: ClusterOptions) -> Iterator[Client]:
     import dask
     from distributed import Client, LocalCluster
 
-    from och_dist.warmup import PrepareWorker
+    from och_dist.warmup import THREAD_LIMITS, leave_interrupts_to_driver
 
     workers = options.workers or os.cpu_count() or 1
     if workers < 1 or options.threads < 1:
@@ -93,32 +117,58 @@ def _local(options: ClusterOptions) -> Iterator[Client]:
                 host="127.0.0.1",
                 dashboard_address="127.0.0.1:8787" if options.dashboard else None,
             )
+        except ValueError as error:
+            raise UsageError(
+                f"a local cluster with --memory-limit {options.memory_limit} cannot be made ({error}); "
+                "write the limit like 2GB"
+            ) from error
         except (OSError, RuntimeError, TimeoutError) as error:
             raise ClusterError(f"the local cluster of {workers} workers did not start ({error})") from error
         with cluster, Client(cluster, set_as_default=False, timeout=CONNECT_SECONDS) as client:
             _await_workers(client, workers)
-            client.register_plugin(PrepareWorker())
+            _prepare_workers(client)
+            client.run(leave_interrupts_to_driver)
             yield client
 
 
 def _await_workers(client: Client, count: int) -> None:
     try:
-        client.wait_for_workers(count, timeout=60)
+        client.wait_for_workers(count, timeout=WORKERS_SECONDS)
     except TimeoutError:
         raise ClusterError(
-            f"the scheduler {client.scheduler.address} has fewer than {count} workers after 60 s; start workers"
+            f"the scheduler {client.scheduler.address} has fewer than {count} workers after {WORKERS_SECONDS} s; "
+            "start workers"
         ) from None
+
+
+def _prepare_workers(client: Client) -> None:
+    """Limits on every worker, those that join later too."""
+    from och_dist.warmup import PrepareWorker
+
+    try:
+        client.register_plugin(PrepareWorker())
+    except Exception as error:  # whatever went wrong on a worker arrives here
+        raise ClusterError(
+            f"the workers of {client.scheduler.address} cannot be used ({type(error).__name__}: {error}); "
+            "install the same och-dist for scheduler, workers and this command"
+        ) from error
 
 
 def dashboard_link(client: Client | None) -> str | None:
     """Address of the Dask dashboard, None without one."""
-    if client is None:
+    if client is None or _has_no_dashboard(client.cluster):
         return None
     with contextlib.suppress(Exception):
         services = client.scheduler_info(n_workers=0)["services"]
         if "dashboard" in services:
             return str(client.dashboard_link)
     return None
+
+
+def _has_no_dashboard(cluster: Any) -> bool:
+    """Whether a local cluster was made without: its scheduler serves /health all the same, so one cannot see it."""
+    spec = getattr(cluster, "scheduler_spec", None)
+    return spec is not None and spec["options"].get("dashboard_address") is None
 
 
 def check_memory(client: Client | None, task_bytes: int, what: str) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
-import time
 import uuid
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from och_dist.errors import ClusterError, IncompleteError, OchError
+from och_dist.errors import ClusterError
+from och_dist.outcome import POLL_SECONDS, RETRIES, Failure, Watch, guarded, patient, settle
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -25,23 +25,7 @@ Advance = Callable[[int], None]
 
 FAN_IN = 8
 WINDOW = 4096
-POLL_SECONDS = 2.0
-NO_WORKERS_SECONDS = 60.0
 SIDES = ((0, "sum"), (1, "keep"))
-
-
-class Failure:
-    """An :class:`OchError` travelling as a value, so that Dask retries accidents but not defined outcomes."""
-
-    def __init__(self, error: OchError) -> None:
-        self.error = error
-
-
-def _guarded(function: Callable[..., T], *args: Any) -> T | Failure:
-    try:
-        return function(*args)
-    except OchError as error:
-        return Failure(error)
 
 
 def map_tasks(
@@ -72,7 +56,7 @@ def map_tasks(
 
 def _map_here(function: Callable[..., T], tasks: Sequence[Task]) -> Generator[tuple[int, T | Failure], None, None]:
     for number, task in enumerate(tasks):
-        yield number, _guarded(function, task)
+        yield number, patient(function, task)
 
 
 def _map_there(
@@ -86,24 +70,27 @@ def _map_there(
 
     def submit(numbers: list[int]) -> None:
         futures = client.map(
-            _guarded,
+            guarded,
             [function] * len(numbers),
             [tasks[number] for number in numbers],
             key=[f"{name}-{token}-{number}" for number in numbers],
             pure=False,
-            retries=2,
+            retries=RETRIES,
         )
         for number, future in zip(numbers, futures, strict=True):
             waiting[number] = future
             future.add_done_callback(lambda _, number=number: finished.put(number))
 
-    watch = _Watch(client)
+    watch = Watch(client)
     try:
         submit([number for _, number in zip(range(WINDOW), upcoming, strict=False)])
         while waiting:
             number = _next(finished, watch)
-            future = waiting.pop(number)
-            yield number, _outcome(future)
+            outcome = settle(waiting[number], watch)
+            del waiting[number]
+            if isinstance(outcome, Failure) and isinstance(outcome.error, ClusterError):
+                raise outcome.error
+            yield number, outcome
             if (following := next(upcoming, None)) is not None:
                 submit([following])
     finally:
@@ -112,66 +99,15 @@ def _map_there(
                 client.cancel(list(waiting.values()), force=True)
 
 
-def _next(finished: queue.SimpleQueue[int], watch: _Watch) -> int:
+def _next(finished: queue.SimpleQueue[int], watch: Watch) -> int:
     while True:
         try:
-            return finished.get(timeout=POLL_SECONDS)
+            number = finished.get(timeout=POLL_SECONDS)
         except queue.Empty:
             watch.check()
-
-
-def _outcome(future: Future) -> Any:
-    """The result of a finished future, accidents turned into our errors."""
-    from distributed import KilledWorker
-
-    try:
-        if future.status == "finished":
-            return future.result(timeout=60)
-        error = future.exception(timeout=60)
-    except (OSError, TimeoutError) as lost:
-        return Failure(ClusterError(f"the cluster went away ({lost}); what is done is kept: run the command again"))
-    except Exception as cancelled:  # distributed raises its own types for cancelled and lost futures
-        error = cancelled
-    if isinstance(error, KilledWorker):
-        return Failure(
-            IncompleteError(
-                f"task {future.key} took down every worker it ran on ({error}); what is done is kept: "
-                "check the workers' memory (--memory-limit) and logs, then run the command again"
-            )
-        )
-    if "Cancelled" in type(error).__name__:
-        return Failure(ClusterError(f"the scheduler went away ({error}); what is done is kept: run the command again"))
-    if isinstance(error, OchError):
-        return Failure(error)
-    return Failure(
-        IncompleteError(
-            f"task {future.key} failed three times ({type(error).__name__}: {error}); what is done is kept: "
-            "mend the cause and run the command again"
-        )
-    )
-
-
-class _Watch:
-    """Raises :class:`ClusterError` when the scheduler is lost or no worker has been there for a while."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.alone_since: float | None = None
-
-    def check(self) -> None:
-        if self.client.status not in ("running", "newly-created"):
-            raise ClusterError(
-                f"the connection to the scheduler is {self.client.status}; what is done is kept: run the command again"
-            )
-        if self.client.scheduler_info(n_workers=1)["workers"]:
-            self.alone_since = None
-            return
-        now = time.monotonic()
-        self.alone_since = self.alone_since or now
-        if now - self.alone_since > NO_WORKERS_SECONDS:
-            raise ClusterError(
-                f"no worker for {NO_WORKERS_SECONDS:.0f} s; what is done is kept: start workers, run the command again"
-            )
+        else:
+            watch.alone_since = None
+            return number
 
 
 def reduce_tasks(
@@ -232,7 +168,7 @@ def _merged(merge: Callable[[Sequence[T]], T], parts: Sequence[T | Failure]) -> 
     for part in parts:
         if isinstance(part, Failure):
             return part
-    return _guarded(merge, parts)
+    return guarded(merge, parts)
 
 
 def _unwrap(value: Any) -> Any:
@@ -251,7 +187,7 @@ class _LeavesHere:
     def __init__(self, function: Any, tasks: Sequence[Task], shared: Any, advance: Any, weight: Any) -> None:
         self.values = []
         for task in tasks:
-            self.values.append(_guarded(function, task, shared))
+            self.values.append(patient(function, task, shared))
             if advance is not None:
                 advance(weight(task))
 
@@ -270,12 +206,13 @@ class _LeavesHere:
         return total, [_part(value, 1) for value in self.values]
 
 
-def _leaf(function: Callable[..., T], task: Task, shared: Any, topic: str, size: int) -> T | Failure:
-    value = _guarded(function, task, shared)
-    from distributed import get_worker
+def _leaf(call: Callable[[Any], T], shared: Any, topic: str | None, progress: tuple[int, int]) -> T | Failure:
+    value = guarded(call, shared)
+    if topic is not None:
+        from distributed import get_worker
 
-    with contextlib.suppress(ValueError):
-        get_worker().log_event(topic, size)
+        with contextlib.suppress(ValueError):
+            get_worker().log_event(topic, progress)
     return value
 
 
@@ -296,11 +233,18 @@ class _LeavesThere:
 
         self.client, self.name, self.advance = client, name, advance
         self.token = uuid.uuid4().hex[:8]
-        self.topic = f"och-progress-{self.token}"
+        # The scheduler remembers the events of every topic: without a listener there is none.
+        self.topic = None if advance is None else f"och-progress-{self.token}"
         data = None if shared is None else delayed(shared, name=f"{name}_shared-{self.token}", traverse=False)
         leaf = delayed(_leaf, pure=False, traverse=False)
         self.nodes = [
-            leaf(function, task, data, self.topic, weight(task), dask_key_name=f"{name}-{self.token}-{number}")
+            leaf(
+                partial(function, task),  # Dask does not look for collections inside of it
+                data,
+                self.topic,
+                (number, weight(task)),
+                dask_key_name=f"{name}-{self.token}-{number}",
+            )
             for number, task in enumerate(tasks)
         ]
 
@@ -321,14 +265,14 @@ class _LeavesThere:
         return level[0]
 
     def _run(self, root: Any, kept: list[Any]) -> tuple[Any, list[Any]]:
-        advance = self.advance
-        if advance is not None:
-            self.client.subscribe_topic(self.topic, lambda event: advance(int(event[1])))
+        if self.topic is not None:
+            self.client.subscribe_topic(self.topic, _Count(self.advance))
+        watch = Watch(self.client)
         try:
-            futures = self.client.compute([root, *kept], retries=2)
-            return _unwrap(_await(self.client, futures[0])), futures[1:]
+            futures = self.client.compute([root, *kept], retries=RETRIES)
+            return _unwrap(_await(futures[0], watch)), futures[1:]
         finally:
-            if advance is not None:
+            if self.topic is not None:
                 with contextlib.suppress(Exception):
                     self.client.unsubscribe_topic(self.topic)
 
@@ -346,16 +290,24 @@ class _LeavesThere:
         return self._run(self._tree([first for first, _ in pairs], merge), [second for _, second in pairs])
 
 
-def _await(client: Client, future: Future) -> Any:
-    """The outcome of one future, within the limits of :class:`_Watch`."""
-    ready = threading.Event()
-    future.add_done_callback(lambda _: ready.set())
-    watch = _Watch(client)
+class _Count:
+    """Passes the progress of each task on once, however often it ran."""
+
+    def __init__(self, advance: Advance) -> None:
+        self.advance = advance
+        self.counted: set[int] = set()
+
+    def __call__(self, event: tuple[float, tuple[int, int]]) -> None:
+        number, size = event[1]
+        if number not in self.counted:
+            self.counted.add(number)
+            self.advance(size)
+
+
+def _await(future: Future, watch: Watch) -> Any:
     try:
-        while not ready.wait(POLL_SECONDS):
-            watch.check()
+        return settle(future, watch)
     except BaseException:
         with contextlib.suppress(Exception):
-            client.cancel(future, force=True)
+            watch.client.cancel(future, force=True)
         raise
-    return _outcome(future)

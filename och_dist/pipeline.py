@@ -29,9 +29,11 @@ STAGES = {
     "truth": "och_dist.stages.truth:truth",
     "search": "och_dist.stages.search:search",
     "evaluate": "och_dist.stages.evaluate:evaluate",
+    "compare": "och_dist.report.comparison:compare_with_report",
     "verify": "och_dist.stages.verify:verify",
 }
-PLACEHOLDER = re.compile(r"\{([a-z_][a-z0-9_.]*)\}")
+PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True)
@@ -127,9 +129,11 @@ def _steps(entries: Any, where: str) -> tuple[Step, ...]:
     for entry in entries:
         params = _table(entry, "[[stages]]")
         stage = params.pop("stage", None)
-        if stage not in STAGES:
+        if not isinstance(stage, str) or stage not in STAGES:
             raise UsageError(f"stage {stage!r} is not known; use one of {', '.join(STAGES)}")
         name = str(params.pop("id", stage))
+        if not NAME.fullmatch(name) or name == "cluster":
+            raise UsageError(f"a stage cannot be called {name!r}; use letters, digits, - and _, and not 'cluster'")
         if name in {step.id for step in steps}:
             raise UsageError(f'two stages are called {name!r}; give one of them another id = "..."')
         steps.append(Step(name, stage, params))
@@ -168,6 +172,9 @@ def parse_value(text: str) -> Any:
 def _check(pipeline: Pipeline) -> None:
     """Every key, every value that is known now, and every placeholder, before anything runs."""
     known = dict(pipeline.variables)
+    for name, value in known.items():
+        if found := _placeholders(value):
+            raise UsageError(f"variable {name} refers to {{{found[0]}}}; a variable is a plain value, write it out")
     earlier: set[str] = set()
     for step in pipeline.steps:
         signature = inspect.signature(stage_function(step.stage)).parameters
@@ -183,18 +190,33 @@ def _check(pipeline: Pipeline) -> None:
 
 
 def _check_placeholders(step: Step, name: str, value: Any, known: set[str], earlier: set[str]) -> None:
-    for found in PLACEHOLDER.findall(value) if isinstance(value, str) else ():
-        if found not in known and found.partition(".")[0] not in earlier:
+    for found in _placeholders(value):
+        if found not in known and not _is_fact(found, earlier):
             raise UsageError(
                 f"stage {step.id}, {name}: {{{found}}} is neither a variable nor a fact of an earlier stage"
             )
 
 
+def _placeholders(value: Any) -> list[str]:
+    """Names in braces anywhere in a value."""
+    if isinstance(value, dict | list):
+        items = value.values() if isinstance(value, dict) else value
+        return [found for item in items for found in _placeholders(item)]
+    return PLACEHOLDER.findall(value) if isinstance(value, str) else []
+
+
+def _is_fact(name: str, earlier: set[str]) -> bool:
+    step_id, _, fact = name.partition(".")
+    return bool(fact) and step_id in earlier
+
+
 def _refers(value: Any, earlier: set[str]) -> bool:
-    return isinstance(value, str) and any(f.partition(".")[0] in earlier for f in PLACEHOLDER.findall(value))
+    return any(_is_fact(found, earlier) for found in _placeholders(value))
 
 
 def _fill(value: Any, known: Mapping[str, Any]) -> Any:
+    if isinstance(value, dict):
+        return {name: _fill(item, known) for name, item in value.items()}
     if isinstance(value, list):
         return [_fill(item, known) for item in value]
     if not isinstance(value, str):
@@ -224,7 +246,9 @@ def _fits(value: Any, hint: Any) -> bool:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return isinstance(value, dict)
     if isinstance(origin, type) and issubclass(origin, Sequence):
-        return isinstance(value, list | tuple | str)
+        return isinstance(value, str) or (
+            isinstance(value, list | tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
+        )
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:

@@ -9,6 +9,7 @@ from typing import Any
 from och_dist.stages.common import Report
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
+LISTED = 20
 RATED = {"generate": "new_rows", "ingest": "new_rows", "train": "rows", "encode": "new_rows"}
 LABELS = {
     "generate": "generated vectors",
@@ -18,6 +19,7 @@ LABELS = {
     "truth": "exact neighbours",
     "search": "Hamming neighbours",
     "evaluate": "evaluated",
+    "compare": "methods compared",
     "fetch": "fetched",
     "verify": "verified",
 }
@@ -38,8 +40,9 @@ def render(report: Report) -> str:
     if report.stage == "evaluate":
         return "\n".join([head, *_quality(report.facts)])
     lines = [head]
-    width = max((len(name) for name in report.facts), default=0)
-    for name, value in report.facts.items():
+    facts = dict(_flat(report.facts))
+    width = max((len(name) for name in facts), default=0)
+    for name, value in facts.items():
         if name == "neighbors":
             lines += [f"  query {i}: " + " ".join(_pairs(entry)) for i, entry in enumerate(value[:10])]
             if len(value) > 10:
@@ -52,9 +55,21 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
+def _flat(facts: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Facts with nested ones under dotted names."""
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def _pairs(entry: dict[str, Any]) -> Iterator[str]:
-    for distance, row in list(zip(entry["distances"], entry["rows"], strict=True))[:8]:
+    pairs = list(zip(entry["distances"], entry["rows"], strict=True))
+    for distance, row in pairs[:8]:
         yield f"{row}({distance})"
+    if len(pairs) > 8:
+        yield f"... {len(pairs) - 8} more"
 
 
 def _value(name: str, value: Any) -> str:
@@ -66,7 +81,10 @@ def _value(name: str, value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        shown = [_value("", item) for item in value[:LISTED]]
+        return ", ".join(shown + [f"... {len(value) - LISTED} more"] * (len(value) > LISTED))
+    return str(value)
 
 
 def _quality(facts: dict[str, Any]) -> list[str]:
@@ -91,6 +109,8 @@ def render_run(name: str, reports: Sequence[tuple[str, Report]], dashboard: str 
     by_stage = {report.stage: report.facts for _, report in reports}
     if "evaluate" in by_stage:
         lines += ["", *_quality(by_stage["evaluate"])]
+    if "compare" in by_stage:
+        lines += ["", f"  {by_stage['compare']['result']}"]
     if "encode" in by_stage:
         facts = by_stage["encode"]
         ratio = facts["bytes_in"] / max(1, facts["bytes_out"])
@@ -99,7 +119,8 @@ def render_run(name: str, reports: Sequence[tuple[str, Report]], dashboard: str 
             f"  {bytes_text(facts['bytes_in'])} of vectors -> {bytes_text(facts['bytes_out'])} of codes "
             f"({ratio:.0f} times smaller)",
         ]
-    lines += ["", *_places(by_stage)]
+    first = next((report.facts["corpus"] for _, report in reports if "corpus" in report.facts), None)
+    lines += ["", *_places(by_stage, first)]
     if dashboard:
         lines.append(f"  dashboard    {dashboard} (while the cluster runs)")
     return "\n".join([*lines, *_next_commands(by_stage)])
@@ -127,19 +148,17 @@ def _stage_line(report: Report) -> str:
     return f"{report.seconds:.1f} s"
 
 
-def _places(by_stage: dict[str, dict[str, Any]]) -> list[str]:
+def _places(by_stage: dict[str, dict[str, Any]], corpus: str | None) -> list[str]:
+    """Where the results lie; of several corpora the first, as the others hold queries."""
     places = {
-        "corpus": by_stage.get("train", {}).get("corpus") or _first(by_stage, ("ingest", "generate"), "corpus"),
+        "corpus": corpus,
         "model": by_stage.get("train", {}).get("model"),
         "index": by_stage.get("encode", {}).get("index"),
         "neighbours": by_stage.get("search", {}).get("output"),
         "truth": by_stage.get("truth", {}).get("output"),
+        "comparison": by_stage.get("compare", {}).get("report"),
     }
     return [f"  {name:<12} {place}" for name, place in places.items() if place]
-
-
-def _first(by_stage: dict[str, dict[str, Any]], stages: tuple[str, ...], key: str) -> Any:
-    return next((by_stage[stage][key] for stage in stages if stage in by_stage), None)
 
 
 def _next_commands(by_stage: dict[str, dict[str, Any]]) -> list[str]:

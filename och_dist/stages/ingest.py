@@ -312,7 +312,7 @@ def check_stored_chunks(task: CheckChunks) -> list[int]:
         data = objects.read(chunk_key(vectors_prefix(task.segment), chunk))
         if data is None or len(data) < 4 or google_crc32c.value(data[:-4]) != trailing_crc(data):
             raise IntegrityError(
-                f"chunk {chunk} of segment {task.segment}, which an earlier run left in {task.url}, is damaged; nothing "
+                f"chunk {chunk} of segment {task.segment}, left in {task.url} by an earlier run, is damaged; nothing "
                 f"was published: remove the segment with 'och gc {task.url} --job {task.segment}' and ingest again"
             )
         digests.append(trailing_crc(data))

@@ -22,6 +22,7 @@ MAX_BATCH = 1024
 GUIDE_CHUNKS = 4
 GUIDE_ROWS = 4096
 GUIDE_SLACK = 1.5
+NO_ROWS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,12 @@ class NearestRows:
 
 @dataclass(frozen=True)
 class QueryBatch:
-    """Query vectors (q, d) and, per query, a squared distance beyond which rows need not be reported."""
+    """Query vectors (q, d), per query a squared distance beyond which rows need not be reported, and global rows
+    (ascending) that are no candidates at all."""
 
     vectors: np.ndarray
     limits: np.ndarray
+    without: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,19 @@ class MergeCandidates:
 def nearest_rows(task: NearestRows, batch: QueryBatch) -> Candidates:
     """The nearest rows of one partition, exact, sorted by (distance, row)."""
     corpus = corpus_on_worker(task.url, task.version)
-    parts = [
-        euclidean_top_k(batch.vectors, block, task.k, first_row=first, limit=batch.limits)
-        for first, block in corpus.blocks(task.start, task.stop)
-    ]
+    parts = []
+    for first, block in corpus.blocks(task.start, task.stop):
+        rows = remaining_rows(first, len(block), batch.without)
+        kept = block if len(rows) == len(block) else block[rows - first]
+        found = euclidean_top_k(batch.vectors, kept, task.k, limit=batch.limits)
+        parts.append(Candidates(found.offsets, found.distances, rows[found.rows]))
     return parts[0] if len(parts) == 1 else merge_candidates(parts, task.k)
+
+
+def remaining_rows(first: int, count: int, without: np.ndarray) -> np.ndarray:
+    """Global numbers of ``count`` rows from ``first`` on that are not in ``without`` (ascending)."""
+    low, high = np.searchsorted(without, (first, first + count))
+    return np.delete(np.arange(first, first + count), without[low:high] - first)
 
 
 def truth(
@@ -114,7 +125,7 @@ def _resolve_k(rows: int, k: int | None, fraction: float | None) -> int:
 
 
 def _batches(corpus: Corpus, queries: Queries, k: int, size: int, context: Context) -> Iterator[Neighbors]:
-    guide = _guide_rows(corpus)
+    guide = guide_rows(corpus)
     advance = context.progress("truth", queries.rows)
     for start in range(0, queries.rows, size):
         vectors = queries.read(start, min(start + size, queries.rows))
@@ -124,20 +135,27 @@ def _batches(corpus: Corpus, queries: Queries, k: int, size: int, context: Conte
 
 
 def exact_neighbors(
-    corpus: Corpus, vectors: np.ndarray, k: int, guide: np.ndarray, context: Context
+    corpus: Corpus,
+    vectors: np.ndarray,
+    k: int,
+    guide: np.ndarray,
+    context: Context,
+    *,
+    without: np.ndarray = NO_ROWS,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Squared distances and rows (q, min(k, n)).
+    """Squared distances and rows (q, min(k, n)) over the n rows that are not in ``without`` (ascending).
 
     ``guide`` rows give a guess of the k-th distance that keeps far rows off the network; where the guess was too
     low for a query, that query is searched again without it, so the answer never depends on the guess.
     """
-    width = min(k, corpus.rows)
-    found = _search(corpus, QueryBatch(vectors, _guess(vectors, guide, width, corpus.rows)), width, context)
+    width = min(k, corpus.rows - len(without))
+    guess = _guess(vectors, guide, width, corpus.rows - len(without))
+    found = _search(corpus, QueryBatch(vectors, guess, without), width, context)
     short = np.flatnonzero(np.diff(found.offsets) < width)
     if len(short) == 0:
         return found.dense(width)
     distances, rows = np.empty((len(vectors), width)), np.empty((len(vectors), width), np.int64)
-    again = _search(corpus, QueryBatch(vectors[short], np.full(len(short), np.inf)), width, context)
+    again = _search(corpus, QueryBatch(vectors[short], np.full(len(short), np.inf), without), width, context)
     distances[short], rows[short] = again.dense(width)
     for query in np.setdiff1d(np.arange(len(vectors)), short):
         place = slice(found.offsets[query], found.offsets[query] + width)
@@ -152,7 +170,7 @@ def _search(corpus: Corpus, batch: QueryBatch, k: int, context: Context) -> Cand
     )
 
 
-def _guide_rows(corpus: Corpus) -> np.ndarray:
+def guide_rows(corpus: Corpus) -> np.ndarray:
     """Some rows from chunks spread over the corpus."""
     chunks = list(corpus.chunks())
     places = np.unique(np.linspace(0, len(chunks) - 1, GUIDE_CHUNKS).astype(int))

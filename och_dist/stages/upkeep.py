@@ -10,7 +10,7 @@ from och_dist.errors import BadInputError, IntegrityError, UsageError
 from och_dist.stages.common import Report, Stopwatch
 from och_dist.stages.publish import CLAIMS, COLLECTED
 from och_dist.store.corpus import Corpus, open_corpus
-from och_dist.store.index import Index, done_chunks, find_index, list_jobs, model_objects, open_version
+from och_dist.store.index import MODELS, Index, done_chunks, find_index, list_jobs, model_objects, open_version
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, open_objects
 from och_dist.store.versions import read_latest, read_version, version_key, version_numbers
@@ -212,7 +212,7 @@ def _remove(objects: Objects, folder: str) -> int:
 
 def _collect_models(objects: Objects) -> int:
     """Remove models of an index that no version and no job uses; its folder may not be that of 'och train'."""
-    store, names = model_objects(objects.url), objects.folders("models")
+    store, names = model_objects(objects.url), objects.folders(MODELS)
     if "trained" in names:
         return 0
     removed = 0
@@ -249,7 +249,7 @@ def _sweep(objects: Objects) -> int:
     if not isinstance(objects, LocalObjects):
         return 0
     removed = 0
-    for path in (objects.root / TEMPORARY).glob("*"):
+    for path in (*(objects.root / TEMPORARY).glob("*"), *(objects.root / MODELS / TEMPORARY).glob("*")):
         if time.time() - path.stat().st_mtime > LITTER_SECONDS:
             path.unlink(missing_ok=True)
             removed += 1

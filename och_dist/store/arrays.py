@@ -185,9 +185,10 @@ def create_array(objects: Objects, prefix: str, spec: ArraySpec) -> None:
 def open_layout(objects: Objects, prefix: str, spec: ArraySpec) -> zarr.Array:
     """Open one of our own arrays; :class:`IntegrityError` when its metadata says anything but ``spec``."""
     array = open_array(objects, prefix)
-    first = array.metadata.encode_chunk_key((0, 0))
-    found = (array.shape, array.chunks, np.dtype(array.dtype), list(_codec_names(array))[-1:], first)
-    expected = ((spec.rows, spec.width), (spec.chunk_rows, spec.width), np.dtype(spec.dtype), ["crc32c"], "c/0/0")
+    others = (array.metadata.encode_chunk_key((0, 0)), float(array.fill_value), dict(array.attrs))
+    found = (array.shape, array.chunks, np.dtype(array.dtype), list(_codec_names(array))[-1:], *others)
+    shapes = ((spec.rows, spec.width), (spec.chunk_rows, spec.width))
+    expected: tuple[Any, ...] = (*shapes, np.dtype(spec.dtype), ["crc32c"], "c/0/0", 0.0, {})
     if found != expected:
         raise IntegrityError(
             f"{objects.url}/{prefix} is an array of {found}, expected {expected}; "

@@ -1,0 +1,119 @@
+"""What all commands share: the options of output and cluster, and the surroundings they describe."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from och_dist.errors import UsageError
+
+if TYPE_CHECKING:
+    from och_dist.stages.common import Context, Report
+
+Command = Callable[..., Any]
+
+
+def output_options(command: Command) -> Command:
+    """--json, -v and -q."""
+    for option in (
+        click.option("-q", "--quiet", is_flag=True, help="Only warnings and errors on stderr."),
+        click.option("-v", "--verbose", is_flag=True, help="More on stderr."),
+        click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object."),
+    ):
+        command = option(command)
+    return command
+
+
+def cluster_options(command: Command) -> Command:
+    """Where the work runs, and what is shown meanwhile."""
+    for option in (
+        click.option("--performance-report", metavar="FILE", help="Write Dask's performance report (HTML) to FILE."),
+        click.option(
+            "--dashboard/--no-dashboard",
+            default=None,
+            help="Dask dashboard of a local cluster (on loopback).",
+        ),
+        click.option(
+            "--memory-limit",
+            metavar="SIZE",
+            help="Memory of each local worker, such as 2GB [default: share].",
+        ),
+        click.option("--threads", type=int, help="Threads of each local worker [default: 1]."),
+        click.option("--workers", type=int, help="Local worker processes [default: one per core]; 0: this process."),
+        click.option("--scheduler", metavar="ADDRESS|FILE", help="Use a running cluster: address or scheduler file."),
+    ):
+        command = option(command)
+    return output_options(command)
+
+
+class Surroundings:
+    """The options that all commands share, taken out of a command's own."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.as_json: bool = options.pop("as_json")
+        self.quiet: bool = options.pop("quiet")
+        self.verbose: bool = options.pop("verbose")
+        self.dashboard: str | None = None
+        self.performance_report: str | None = options.pop("performance_report", None)
+        names = ("scheduler", "workers", "threads", "memory_limit", "dashboard")
+        given = {name: options.pop(name, None) for name in names}
+        self.cluster = {name: value for name, value in given.items() if value is not None}
+        configure_logging(logging.WARNING if self.quiet else logging.DEBUG if self.verbose else logging.INFO)
+
+    @contextlib.contextmanager
+    def context(self, defaults: dict[str, Any] | None = None) -> Iterator[Context]:
+        """Connect, announce the dashboard, and show progress."""
+        from och_dist.cluster import ClusterOptions, connect, dashboard_link
+        from och_dist.monitor.progress import log_progress, progress_bars
+        from och_dist.stages.common import Context
+
+        options = ClusterOptions(**{**self._applicable(defaults or {}), **self.cluster})
+        with connect(options) as client, contextlib.ExitStack() as stack:
+            self.dashboard = dashboard_link(client)
+            if self.dashboard and not self.quiet:
+                click.echo(f"dashboard: {self.dashboard}", err=True)
+            if self.performance_report:
+                if client is None:
+                    raise UsageError("--performance-report needs a cluster; leave out --workers 0")
+                from distributed import performance_report
+
+                stack.enter_context(client.as_current())
+                stack.enter_context(performance_report(filename=self.performance_report))
+            bars = sys.stderr.isatty() and not self.quiet
+            progress = stack.enter_context(progress_bars()) if bars else log_progress
+            yield Context(client=client, progress=progress)
+
+    def _applicable(self, defaults: dict[str, Any]) -> dict[str, Any]:
+        """The defaults that the command line leaves in force: --scheduler replaces local workers, and vice versa."""
+        replaced = {"workers", "threads", "memory_limit"} if "scheduler" in self.cluster else set()
+        replaced |= {"scheduler"} if "workers" in self.cluster else set()
+        return {name: value for name, value in defaults.items() if name not in replaced}
+
+    def show(self, report: Report) -> None:
+        from och_dist.report.text import render
+
+        click.echo(json.dumps(report.to_json()) if self.as_json else render(report))
+
+
+def configure_logging(level: int) -> None:
+    """Our own log on stderr; what Dask logs by itself stays as Dask configures it."""
+    logger = logging.getLogger("och_dist")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(level)
+
+
+def run_stage(options: dict[str, Any], stage: Callable[..., Report], *args: Any, **params: Any) -> None:
+    """Run one stage on the chosen cluster and print its report."""
+    around = Surroundings(options)
+    with around.context() as context:
+        report = stage(*args, **options, **params, context=context)
+    around.show(report)

@@ -1,0 +1,179 @@
+"""What became of a task: its value, an error of ours, or an accident; and how long to wait for it.
+
+Errors of ours raised in a task arrive as they were. Accidents are tried three times and then become
+:class:`IncompleteError`. A cluster without workers or without a scheduler ends in :class:`ClusterError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from och_dist.errors import ClusterError, IncompleteError, OchError
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+T = TypeVar("T")
+
+POLL_SECONDS = 2.0
+NO_WORKERS_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
+RETRIES = 2
+
+
+class Failure:
+    """An :class:`OchError` travelling as a value, so that Dask retries accidents but not defined outcomes."""
+
+    def __init__(self, error: OchError) -> None:
+        self.error = error
+
+
+def guarded(function: Callable[..., T], *args: Any) -> T | Failure:
+    try:
+        return function(*args)
+    except OchError as error:
+        _forget_locals(error)
+        return Failure(error)
+
+
+def _forget_locals(error: BaseException | None) -> None:
+    """Free the blocks of data that the frames of a kept error would hold on to; where it happened stays known."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def patient(function: Callable[..., T], *args: Any) -> T | Failure:
+    """:func:`guarded` in this process, where accidents of storage are tried again as Dask would."""
+    for _ in range(RETRIES):
+        with contextlib.suppress(OSError):
+            return guarded(function, *args)
+    try:
+        return guarded(function, *args)
+    except OSError as error:
+        _forget_locals(error)
+        return Failure(_accident("a task", error))
+
+
+def _accident(task: str, error: BaseException) -> IncompleteError:
+    ours = IncompleteError(
+        f"{task} failed {RETRIES + 1} times ({type(error).__name__}: {error}); what is done is kept: "
+        "mend the cause and run the command again"
+    )
+    ours.__cause__ = error
+    return ours
+
+
+def settle(future: Future, watch: Watch) -> Any:
+    """What became of a future, accidents turned into our errors.
+
+    A result whose worker died after finishing it is made again, so this too may take as long as a task.
+    """
+    loop = watch.client.loop.asyncio_loop
+    gathering = asyncio.run_coroutine_threadsafe(watch.client.gather(future, asynchronous=True), loop)
+    try:
+        while not concurrent.futures.wait([gathering], POLL_SECONDS).done:
+            watch.check()
+        return gathering.result()
+    except ClusterError:
+        raise
+    except (Exception, asyncio.CancelledError) as error:
+        ours = error if isinstance(error, OchError) else _loss(error)
+        return Failure(ours or _accident(f"task {future.key}", error))
+    finally:
+        gathering.cancel()
+
+
+def _loss(error: BaseException) -> OchError | None:
+    """Our error for one of Dask's own, None for any other."""
+    kind = type(error).__name__
+    if kind == "KilledWorker":
+        return IncompleteError(
+            f"task {error.args[0]} took down every worker it ran on ({error}); what is done is kept: "
+            "check the workers' memory (--memory-limit) and logs, then run the command again"
+        )
+    if "Cancelled" in kind:
+        return ClusterError(f"the scheduler went away ({error}); what is done is kept: run the command again")
+    if kind in ("NoWorkerError", "NoValidWorkerError"):
+        return ClusterError(f"{error} What is done is kept: start workers, run the command again")
+    return None
+
+
+class Watch:
+    """Raises :class:`ClusterError` when the scheduler is lost or no worker has worked for a while."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.alone_since: float | None = None
+        self.require_connection()
+
+    def require_connection(self) -> None:
+        if self.client.status not in ("running", "newly-created"):
+            raise ClusterError(
+                f"the connection to the scheduler is {self.client.status}; what is done is kept: run the command again"
+            )
+
+    def check(self) -> None:
+        self.require_connection()
+        if any(map(_works, self._workers())):
+            self.alone_since = None
+            return
+        now = time.monotonic()
+        self.alone_since = self.alone_since or now
+        if now - self.alone_since > NO_WORKERS_SECONDS:
+            raise ClusterError(
+                f"no worker, or only paused ones, for {NO_WORKERS_SECONDS:.0f} s; what is done is kept: "
+                "start workers, or give them more memory, and run the command again"
+            )
+
+    def _workers(self) -> list[dict[str, Any]]:
+        try:
+            info = self.client.sync(self.client.scheduler.identity, n_workers=-1, callback_timeout=ANSWER_SECONDS)
+        except (OSError, TimeoutError) as error:
+            raise ClusterError(
+                f"the scheduler does not answer ({error!r}); what is done is kept: run the command again"
+            ) from None
+        return list(info["workers"].values())
+
+
+def _works(worker: dict[str, Any]) -> bool:
+    """Whether a worker takes tasks, or has one under way; one that is paused for its memory may do neither."""
+    return worker["status"] == "running" or bool(worker["metrics"].get("task_counts", {}).get("executing"))
+
+
+@contextlib.contextmanager
+def watched(client: Client) -> Iterator[None]:
+    """The limits of :class:`Watch`, and our errors, for Dask computations that would wait for ever."""
+    watch, over = Watch(client), threading.Event()
+    found: list[ClusterError] = []
+
+    def keep_watch() -> None:
+        from distributed import Future
+
+        while not over.wait(POLL_SECONDS):
+            try:
+                watch.check()
+            except ClusterError as error:
+                found.append(error)
+                with contextlib.suppress(Exception):
+                    client.cancel([Future(key, client) for key in list(client.futures)], force=True)
+                return
+
+    thread = threading.Thread(target=keep_watch, name="och-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    except (Exception, asyncio.CancelledError) as error:
+        ours = found[0] if found else _loss(error)
+        if ours is None:
+            raise
+        raise ours from error
+    finally:
+        over.set()

@@ -1,0 +1,181 @@
+"""The local cluster: loopback only, one thread per library, a dashboard or none, refusals before anything starts."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import cluster_tasks as work
+import psutil
+import pytest
+import threadpoolctl
+from cluster_help import Processes, family, start_separate
+
+from och_dist import cluster, warmup
+from och_dist.cluster import ClusterOptions, check_memory, connect, dashboard_link
+from och_dist.errors import ClusterError, UsageError
+from och_dist.graph import map_tasks
+
+LOOPBACK = {"127.0.0.1", "::1"}
+
+
+def listeners() -> dict[int, list[str]]:
+    """Addresses on which this process and its descendants listen, by process."""
+    return {
+        process.pid: [entry.laddr.ip for entry in process.net_connections("inet") if entry.status == "LISTEN"]
+        for process in family(psutil.Process().pid)
+    }
+
+
+def test_every_socket_is_on_loopback(client: Any) -> None:
+    found = listeners()
+    workers = client.run(work.slow_pid, 0.0).values()
+    assert len(set(workers)) == 2
+    for pid in workers:
+        assert found[pid], f"worker {pid} listens nowhere: this test sees nothing"
+    mine = found[psutil.Process().pid]
+    assert len(mine) >= 4, "scheduler, dashboard and two nannies are in this process"
+    assert {address for addresses in found.values() for address in addresses} <= LOOPBACK
+
+
+def test_the_dashboard_answers_on_loopback(client: Any) -> None:
+    link = dashboard_link(client)
+    assert link is not None
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/status", link)
+    with urllib.request.urlopen(link, timeout=20) as answer:
+        assert answer.status == 200
+        assert b"Dask" in answer.read()
+
+
+def test_workers_use_one_thread_per_library(client: Any) -> None:
+    for found in client.run(work.thread_limits).values():
+        assert len(found["pools"]) >= 2  # NumPy and SciPy bring a BLAS each
+        assert set(found["pools"].values()) == {1}
+        assert set(found["environ"].values()) == {"1"}
+
+
+def test_a_worker_without_a_nanny_is_limited_too(processes: Processes, tmp_path: Path) -> None:
+    many = {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    started = start_separate(processes, tmp_path, workers=1, nanny=False, env=many)
+    with connect(ClusterOptions(scheduler=started.address)) as client:
+        (found,) = map_tasks(work.thread_limits, [0], client=client, name="thread_limits")
+    assert len(found["pools"]) >= 2
+    assert set(found["pools"].values()) == {1}
+
+
+def test_without_a_dashboard(client: Any) -> None:
+    before = {process.pid for process in family(psutil.Process().pid)}
+    with connect(ClusterOptions(workers=1, dashboard=False)) as other:
+        assert other is not None
+        assert dashboard_link(other) is None
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(other.dashboard_link, timeout=20)
+        assert {ip for addresses in listeners().values() for ip in addresses} <= LOOPBACK
+        assert map_tasks(work.same, [1, 2], client=other, name="same") == [1, 2]
+    left = [process for process in family(psutil.Process().pid) if process.pid not in before]
+    _, alive = psutil.wait_procs(left, timeout=10)
+    assert not alive, "the cluster is closed with its client"
+
+
+def test_no_workers_is_this_process() -> None:
+    with connect(ClusterOptions(workers=0)) as nothing:
+        assert nothing is None
+        assert dashboard_link(nothing) is None
+        assert {pool["num_threads"] for pool in threadpoolctl.threadpool_info()} == {1}
+
+
+def test_work_that_cannot_fit_is_refused(client: Any) -> None:
+    limit = min(worker["memory_limit"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
+    check_memory(client, int(limit * 0.69), "a chunk")
+    check_memory(None, 1 << 60, "a chunk")
+    with pytest.raises(UsageError, match=r"a chunk needs about \d+ MB per thread, but a worker has .*--chunk-rows"):
+        check_memory(client, int(limit * 0.71), "a chunk")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"scheduler": "tcp://127.0.0.1:1", "workers": 2}, "--workers 2 and --scheduler exclude each other"),
+        ({"scheduler": "tcp://127.0.0.1:1", "workers": 0}, "--workers 0 and --scheduler exclude each other"),
+        ({"scheduler": "tcp://127.0.0.1:1", "threads": 2}, "--threads 2 and --scheduler exclude each other"),
+        ({"scheduler": "tcp://127.0.0.1:1", "memory_limit": "2GB"}, "--memory-limit 2GB and --scheduler exclude"),
+        ({"workers": -1}, "at least one of each"),
+        ({"workers": 1, "threads": 0}, "at least one of each"),
+        ({"workers": 1, "memory_limit": "lots"}, "--memory-limit lots"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence), connect(ClusterOptions(**options)):
+        pytest.fail("connected")
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:{port}", "127.0.0.1:{port}", "tls://127.0.0.1:{port}",
+                                     "ucx3://127.0.0.1:{port}", "nonsense", "no/such/file.json"])  # fmt: skip
+def test_no_scheduler_there(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
+    started = time.monotonic()
+    with (
+        pytest.raises(ClusterError, match=r"scheduler") as caught,
+        connect(ClusterOptions(scheduler=address.format(port=free_port()))),
+    ):
+        pytest.fail("connected")
+    assert caught.value.exit_code == 7
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("text", ["", "not json", "{}", "[]", '"tcp://127.0.0.1:1"'])
+def test_a_file_that_is_no_scheduler_file(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.json"
+    file.write_text(text)
+    with pytest.raises(ClusterError, match="is not a scheduler file"), connect(ClusterOptions(scheduler=str(file))):
+        pytest.fail("connected")
+
+
+def test_a_scheduler_without_workers(processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "WORKERS_SECONDS", 1)
+    started = start_separate(processes, tmp_path, workers=0, nanny=False)
+    with (
+        pytest.raises(ClusterError, match="fewer than 1 workers after 1 s; start workers"),
+        connect(ClusterOptions(scheduler=started.address)),
+    ):
+        pytest.fail("connected")
+
+
+def test_workers_with_another_version_are_refused(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = start_separate(processes, tmp_path, workers=1, nanny=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(warmup.PrepareWorker, "__init__", lambda self: setattr(self, "version", "0.0.0"))
+        with (
+            pytest.raises(ClusterError, match=r"has och-dist .*, not 0\.0\.0.*install the same och-dist"),
+            connect(ClusterOptions(scheduler=started.address)),
+        ):
+            pytest.fail("connected")
+    with connect(ClusterOptions(scheduler=started.address)) as client:
+        assert map_tasks(work.same, [1], client=client, name="same") == [1]
+
+
+def test_workers_without_the_package_are_refused(processes: Processes, tmp_path: Path) -> None:
+    stub = tmp_path / "stub" / "och_dist"
+    stub.mkdir(parents=True)
+    (stub / "__init__.py").write_text("raise ImportError('no och_dist here')")
+    started = start_separate(
+        processes, tmp_path, workers=1, nanny=False, env={"PYTHONPATH": str(stub.parent), "PYTHONSAFEPATH": "1"}
+    )
+    with (
+        pytest.raises(ClusterError, match=r"cannot be used .*install the same och-dist"),
+        connect(ClusterOptions(scheduler=started.address)),
+    ):
+        pytest.fail("connected")
