@@ -19,7 +19,12 @@ def _allowed() -> list[str]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
     report = yield
     strict = os.environ.get("OCH_TEST_STRICT") == "1"
-    if strict and report.skipped and not hasattr(report, "wasxfail") and not any(part in item.nodeid for part in _allowed()):
+    if (
+        strict
+        and report.skipped
+        and not hasattr(report, "wasxfail")
+        and not any(part in item.nodeid for part in _allowed())
+    ):
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} was skipped in strict mode: {report.longrepr}"
     return report

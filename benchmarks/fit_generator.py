@@ -53,9 +53,7 @@ def spectrum(rows: Rows) -> dict[str, float]:
     shares = np.cumsum(values) / values.sum()
     result = {f"variance in top {k}": float(shares[k - 1]) for k in COMPONENTS if k <= len(shares)}
     rank = np.arange(4, min(64, len(values)) + 1)
-    result["power-law exponent, ranks 4-64"] = float(
-        -np.polyfit(np.log(rank), np.log(values[rank - 1]), 1)[0]
-    )
+    result["power-law exponent, ranks 4-64"] = float(-np.polyfit(np.log(rank), np.log(values[rank - 1]), 1)[0])
     result["participation ratio"] = float(values.sum() ** 2 / np.sum(values**2))
     return result
 

@@ -99,7 +99,7 @@ def _local(options: ClusterOptions) -> Iterator[Client]:
     import dask
     from distributed import Client, LocalCluster
 
-    from och_dist.warmup import THREAD_LIMITS, leave_interrupts_to_driver
+    from och_dist.worker import THREAD_LIMITS, leave_interrupts_to_driver
 
     workers = options.workers or os.cpu_count() or 1
     if workers < 1 or options.threads < 1:
@@ -143,7 +143,7 @@ def _await_workers(client: Client, count: int) -> None:
 
 def _prepare_workers(client: Client) -> None:
     """Limits on every worker, those that join later too."""
-    from och_dist.warmup import PrepareWorker
+    from och_dist.worker import PrepareWorker
 
     try:
         client.register_plugin(PrepareWorker())

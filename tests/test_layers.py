@@ -18,7 +18,7 @@ LAYERS: list[tuple[tuple[str, ...], set[str]]] = [
     (("hashers", "metrics"), {"numpy", "scipy", "numba", "sklearn", "threadpoolctl"}),
     (("store",), {"numpy", "scipy", "zarr", "obstore", "h5py", "pyarrow", "google_crc32c", "numcodecs"}),
     (("graph", "outcome"), {"dask", "distributed"}),
-    (("cluster", "warmup"), {"dask", "distributed", "threadpoolctl", "numpy"}),
+    (("cluster", "worker"), {"dask", "distributed", "threadpoolctl", "numpy"}),
     (("stages",), {"numpy", "dask", "dask_ml", "sklearn", "google_crc32c", "distributed"}),
     (("estimators", "report"), {"numpy", "dask", "sklearn"}),
     (("pipeline", "monitor"), {"distributed", "bokeh", "rich", "prometheus_client"}),

@@ -101,7 +101,9 @@ def load_model(objects: Objects, address: str) -> Model:
     if document is None:
         raise IntegrityError(f"{where} is not there; train one with 'och train', or name its folder")
     if sha256(document) != address:
-        raise IntegrityError(f"{where} does not match its address; restore it, or remove its folder and train again with the same seed")
+        raise IntegrityError(
+            f"{where} does not match its address; restore it, or remove its folder and train again with the same seed"
+        )
     try:
         body = json.loads(document)
         method, params, listed = str(body["method"]), dict(body["params"]), dict(body["arrays"])
@@ -130,7 +132,9 @@ def _load_array(objects: Objects, address: str, name: str, entry: dict[str, Any]
         raise IntegrityError(f"{where} is stated as {dtype} {shape} but stored in {size} bytes; restore the model")
     data = objects.get(key)
     if sha256(data) != entry.get("sha256"):
-        raise IntegrityError(f"{where} does not match its sha256; restore the model, or remove its folder and train again")
+        raise IntegrityError(
+            f"{where} does not match its sha256; restore the model, or remove its folder and train again"
+        )
     return _parse_array(data, dtype, shape, where)
 
 

@@ -135,8 +135,9 @@ def test_every_error_survives_pickling(cls: type[errors.OchError]) -> None:
 @pytest.mark.parametrize("where", ["here", "there"])
 @pytest.mark.parametrize("shape", ["map", "reduce", "scan"])
 def test_an_error_of_ours_arrives_as_it_was(client: Any, where: str, shape: str) -> None:
+    tasks = list(range(5 if shape == "scan" else 3, 20))
     with pytest.raises(errors.NonFiniteError, match="5 is bad") as caught:
-        run(shape, work.raise_not_finite, list(range(5 if shape == "scan" else 3, 20)), client=client if where == "there" else None)
+        run(shape, work.raise_not_finite, tasks, client=client if where == "there" else None)
     assert (caught.value.rows, caught.value.total) == ((5, 6), 2)
 
 

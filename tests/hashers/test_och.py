@@ -95,9 +95,7 @@ def test_default_components_grow_with_the_code():
 @pytest.mark.parametrize("offsets", [True, False])
 def test_the_loss_falls_at_a_fixed_gain(landmarks, offsets):
     x = clustered()
-    model = OCH(24, landmarks=landmarks, offsets=offsets, n_centres=60, n_landmarks=60, gain=(3.0, 3.0)).fit(
-        x
-    )
+    model = OCH(24, landmarks=landmarks, offsets=offsets, n_centres=60, n_landmarks=60, gain=(3.0, 3.0)).fit(x)
     assert np.mean(model.loss_curve_[-50:]) < 0.9 * np.mean(model.loss_curve_[:10])
     assert model.offsets_.any() == offsets
 

@@ -98,9 +98,7 @@ def test_an_old_marker_does_not_vouch_for_new_bytes(tmp_path: Path, monkeypatch:
 
 def test_a_missing_member_lists_what_is_there_and_writes_nothing(tmp_path: Path) -> None:
     archive = write_archive(tmp_path / "gist.tar.gz")
-    with pytest.raises(
-        BadInputError, match=r"no member gist/other\.fvecs; it holds: gist, gist/gist_base\.fvecs"
-    ):
+    with pytest.raises(BadInputError, match=r"no member gist/other\.fvecs; it holds: gist, gist/gist_base\.fvecs"):
         extract(archive, [MEMBERS[0], "gist/other.fvecs"], tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 

@@ -45,9 +45,7 @@ def test_hdf5_datasets_by_name(tmp_path: Path) -> None:
 def test_hdf5_with_two_candidates_lists_them(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["a"], file["deep/b"] = sample("<f4"), sample("<f8")
-    with pytest.raises(
-        BadInputError, match=r"2 usable datasets.*a \(23x5 float32\), deep/b \(23x5 float64\)"
-    ):
+    with pytest.raises(BadInputError, match=r"2 usable datasets.*a \(23x5 float32\), deep/b \(23x5 float64\)"):
         open_sources([str(tmp_path / "x.h5")])
     with h5py.File(tmp_path / "y.h5", "w") as file:
         file["words"] = [b"a", b"b"]
@@ -97,9 +95,7 @@ def test_parquet_column_whose_name_begins_like_another(tmp_path: Path) -> None:
 )
 def test_parquet_names_the_bad_row(tmp_path: Path, bad: list | None, text: str) -> None:
     rows: list = [[0.0, 1.0]] * 7 + [bad] + [[2.0, 3.0]] * 4
-    pq.write_table(
-        pa.table({"v": pa.array(rows, pa.list_(pa.float32()))}), tmp_path / "x.parquet", row_group_size=5
-    )
+    pq.write_table(pa.table({"v": pa.array(rows, pa.list_(pa.float32()))}), tmp_path / "x.parquet", row_group_size=5)
     (source,) = open_sources([str(tmp_path / "x.parquet")])
     np.testing.assert_array_equal(read_rows(source, 8, 12), [[2.0, 3.0]] * 4)
     with pytest.raises(BadInputError, match=text):
@@ -191,9 +187,7 @@ def test_zarr_that_is_no_plain_array(tmp_path: Path) -> None:
 def test_zarr_with_a_pickle_codec_is_never_decoded(tmp_path: Path) -> None:
     path = write_zarr_2(tmp_path, sample("<f4"))
     text = (path / ".zarray").read_text()
-    (path / ".zarray").write_text(
-        text.replace('"filters": null', '"filters": [{"id": "pickle", "protocol": 5}]')
-    )
+    (path / ".zarray").write_text(text.replace('"filters": null', '"filters": [{"id": "pickle", "protocol": 5}]'))
     assert (path / ".zarray").read_text() != text
     with pytest.raises(BadInputError, match="a pickle codec"):
         open_sources([str(path)])
