@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from och_dist.stages.common import Report
@@ -90,7 +94,7 @@ def _value(name: str, value: Any) -> str:
 def _quality(facts: dict[str, Any]) -> list[str]:
     """The metrics of an evaluation."""
     recalls = dict(zip(facts["ks"], facts["recall"], strict=True))
-    shown = [k for k in recalls if k in (100, 1_000, 10_000, 100_000, 1_000_000)]
+    shown = [k for k in recalls if k in (100, 1_000, 10_000, 100_000, 1_000_000) and k < facts["rows"]]
     lines = [
         f"  {facts['method']}, {facts['bits']} bits, {facts['rows']:,} rows, {facts['queries']:,} queries, "
         f"truth = nearest {facts['truth_k']:,}",
@@ -158,19 +162,31 @@ def _places(by_stage: dict[str, dict[str, Any]], corpus: str | None) -> list[str
         "truth": by_stage.get("truth", {}).get("output"),
         "comparison": by_stage.get("compare", {}).get("report"),
     }
-    return [f"  {name:<12} {place}" for name, place in places.items() if place]
+    return [f"  {name:<12} {_near(place)}" for name, place in places.items() if place]
+
+
+def _near(place: str) -> str:
+    """A path as seen from the working folder, when it lies below it."""
+    relative = "" if "://" in place else os.path.relpath(place)
+    return place if not relative or relative.startswith("..") else relative
+
+
+def _command() -> str:
+    """How the reader can call this program: by its name, or by its path where that is not on the PATH."""
+    program = sys.argv[0]
+    return _near(os.path.abspath(program)) if Path(program).name == "och" and not shutil.which("och") else "och"
 
 
 def _next_commands(by_stage: dict[str, dict[str, Any]]) -> list[str]:
     index = by_stage.get("encode", {}).get("index")
     if not index:
         return []
-    quoted = shlex.quote(index)
-    queries = by_stage.get("search", {}).get("source") or "QUERIES.npy"
+    och, quoted = shlex.quote(_command()), shlex.quote(_near(index))
+    queries = _near(by_stage.get("search", {}).get("source") or "QUERIES.npy")
     return [
         "",
         "go on with",
-        f"  och search {quoted} {shlex.quote(queries)} -k 10    # neighbours of your own queries",
-        f"  och inspect {quoted}    # what is in it",
-        f"  och verify {quoted}    # every byte checked",
+        f"  {och} search {quoted} {shlex.quote(queries)} -k 10    # neighbours of your own queries",
+        f"  {och} inspect {quoted}    # what is in it",
+        f"  {och} verify {quoted}    # every byte checked",
     ]

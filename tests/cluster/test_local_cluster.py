@@ -16,7 +16,7 @@ import pytest
 import threadpoolctl
 from cluster_help import Processes, family, start_separate
 
-from och_dist import cluster, warmup
+from och_dist import cluster, worker
 from och_dist.cluster import ClusterOptions, check_memory, connect, dashboard_link
 from och_dist.errors import ClusterError, UsageError
 from och_dist.graph import map_tasks
@@ -157,7 +157,7 @@ def test_workers_with_another_version_are_refused(
 ) -> None:
     started = start_separate(processes, tmp_path, workers=1, nanny=False)
     with monkeypatch.context() as patch:
-        patch.setattr(warmup.PrepareWorker, "__init__", lambda self: setattr(self, "version", "0.0.0"))
+        patch.setattr(worker.PrepareWorker, "__init__", lambda self: setattr(self, "version", "0.0.0"))
         with (
             pytest.raises(ClusterError, match=r"has och-dist .*, not 0\.0\.0.*install the same och-dist"),
             connect(ClusterOptions(scheduler=started.address)),
