@@ -311,12 +311,14 @@ def demo(folder: str, **options: Any) -> None:
 
 
 def _run_file(file: str, settings: tuple[str, ...], options: dict[str, Any]) -> None:
+    from och_dist.cluster import warm
     from och_dist.pipeline import load_pipeline, run_pipeline
     from och_dist.report.text import render_run
 
     around = Surroundings(options)
     pipeline = load_pipeline(file, settings)
     with around.context(pipeline.cluster) as context:
+        warm(context.client)
         reports = run_pipeline(pipeline, context)
     if around.as_json:
         stages = {name: report.to_json() for name, report in reports}

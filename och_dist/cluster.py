@@ -154,6 +154,14 @@ def _prepare_workers(client: Client) -> None:
         ) from error
 
 
+def warm(client: Client | None) -> None:
+    """Let the workers compile all kernels beside the first stages of a long job."""
+    if client is not None:
+        from och_dist.worker import WarmKernels
+
+        client.register_plugin(WarmKernels())
+
+
 def dashboard_link(client: Client | None) -> str | None:
     """Address of the Dask dashboard, None without one."""
     if client is None or _has_no_dashboard(client.cluster):

@@ -1,7 +1,8 @@
 """What a Dask worker does once before its first task: check that it is one of ours, and limit its threads.
 
-Kernels are compiled where they are first used. Compiling all of them ahead, in a thread of the worker, took 4.5 s
-of its interpreter from the first tasks: 'och verify' went from 3.5 s to 6.6 s, 'och encode' from 7 s to 11 s.
+Kernels are compiled where they are first used. A job of many stages, which will use them all, compiles them in a
+thread beside its first stages (:class:`WarmKernels`); for a single command that would cost more than it brings:
+'och verify' went from 3.5 s to 6.6 s, 'och encode' from 7 s to 11 s.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from typing import Any
 
 from distributed import WorkerPlugin
@@ -34,6 +36,37 @@ class PrepareWorker(WorkerPlugin):
         if self.version != och_dist.__version__:
             raise RuntimeError(f"worker {worker.address} has och-dist {och_dist.__version__}, not {self.version}")
         limit_threads()
+
+
+class WarmKernels(WorkerPlugin):
+    """Compile the kernels in a thread of the worker."""
+
+    name = "och-warm-kernels"
+
+    def setup(self, worker: Any) -> None:
+        threading.Thread(target=warm_kernels, name=self.name, daemon=True).start()
+
+
+def warm_kernels() -> None:
+    """Compile the hot kernels for float32 rows and 64-bit codes; other types compile when they first come up."""
+    import numpy as np
+
+    from och_dist.kernels.clusters import block_clusters
+    from och_dist.kernels.euclidean import euclidean_top_k, merge_candidates
+    from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, hamming_top_k, merge_top_k
+    from och_dist.kernels.packing import code_words, count_ones
+    from och_dist.kernels.project import encode_linear
+
+    rows = np.eye(4, dtype=np.float32)
+    block_clusters(rows, rows[:2], first_row=0, seed=0)
+    codes = encode_linear(rows, np.zeros(4, np.float32), np.ones((4, 8), np.float32), np.zeros(8, np.float32))
+    count_ones(codes, 8)
+    merge_candidates([euclidean_top_k(rows, rows, 2)], 2)
+    words, first = code_words(codes), np.zeros(1, np.int64)
+    part = hamming_top_k(words, words, 2, n_bits=8)
+    merge_top_k([part, part], 2)
+    hamming_histogram(words, words, 8)
+    hamming_pairs(words, words, first, first)
 
 
 def limit_threads() -> None:

@@ -179,3 +179,20 @@ def test_workers_without_the_package_are_refused(processes: Processes, tmp_path:
         connect(ClusterOptions(scheduler=started.address)),
     ):
         pytest.fail("connected")
+
+
+def compiled_kernels() -> int:
+    """How many kernels of the search are compiled in this process."""
+    from och_dist.kernels import hamming
+
+    return sum(len(getattr(hamming, name).signatures) > 0 for name in ("_scan", "_histogram", "_pairs", "_merge_two"))
+
+
+def test_a_long_job_has_its_kernels_compiled_beside_the_first_stage():
+    with cluster.connect(ClusterOptions(workers=1, dashboard=False)) as client:
+        assert list(client.run(compiled_kernels).values()) == [0]
+        cluster.warm(client)
+        deadline = time.monotonic() + 60
+        while list(client.run(compiled_kernels).values()) != [4]:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
