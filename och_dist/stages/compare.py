@@ -21,7 +21,7 @@ import numpy as np
 
 from och_dist.errors import OchError, UsageError
 from och_dist.graph import map_tasks, reduce_tasks
-from och_dist.hashers.base import Hasher, training_data
+from och_dist.hashers.base import Hasher, one_thread, training_data
 from och_dist.hashers.registry import METHODS, get_method
 from och_dist.kernels.hamming import hamming_histogram, hamming_pairs
 from och_dist.kernels.packing import code_words, count_ones, unpack_bits
@@ -31,7 +31,7 @@ from och_dist.stages.common import Context, Report, Stopwatch, logger
 from och_dist.stages.splits import PreparedSplit, Split, prepare_split
 from och_dist.stages.train import make_hasher
 from och_dist.stages.truth import remaining_rows
-from och_dist.store.corpus import Corpus, corpus_on_worker, open_corpus
+from och_dist.store.corpus import Corpus, CorpusRef, open_corpus
 from och_dist.store.model import load_model, model_on_worker, save_model
 from och_dist.store.objects import LocalObjects, open_objects
 from och_dist.store.versions import canonical, seal, sha256, unseal
@@ -96,13 +96,15 @@ def fit_cell(task: FitCell) -> Fitted | str:
     cell = task.cell
     _warm(cell.method, cell.bits, task.split.folder)
     rows = task.split.vectors("training").astype(np.float32)
+    seed = task.seed + cell.repeat
     try:
-        hasher = make_hasher(cell.method, cell.bits, task.seed + cell.repeat, cell.params)
-        start = time.thread_time()
-        data = training_data(rows, n_centres=hasher.centres_wanted(), seed=task.seed + cell.repeat, pool_rows=len(rows))
-        between = time.thread_time()
-        hasher.fit_training(data)
-        end = time.thread_time()
+        hasher = make_hasher(cell.method, cell.bits, seed, cell.params)
+        with one_thread():  # one thread's CPU time is then all of it, and k-means does not depend on their number
+            start = time.thread_time()
+            data = training_data(rows, n_centres=hasher.centres_wanted(), seed=seed, pool_rows=len(rows))
+            between = time.thread_time()
+            hasher.fit_training(data)
+            end = time.thread_time()
     except OchError as error:
         return str(error)
     address = save_model(open_objects(task.models), hasher, {"cell": cell.to_json()})
@@ -124,14 +126,20 @@ def _correlation(codes: np.ndarray, bits: int) -> float:
 class CountCell:
     """Encode and count one partition for one model."""
 
-    url: str
-    version: int
+    corpus: CorpusRef
     start: int
     stop: int
     models: str
     address: str
-    split: PreparedSplit
     spherical: bool
+
+
+@dataclass(frozen=True)
+class CellQueries:
+    """What all tasks of a cell share: the packed codes (q, bytes) of the queries, and the split they are from."""
+
+    codes: np.ndarray
+    split: PreparedSplit
 
 
 @dataclass(frozen=True)
@@ -148,27 +156,25 @@ class Counts:
         return Counts(summed, self.ones + other.ones, self.rows + other.rows)
 
 
-def merge_counts(parts: Sequence[Counts]) -> Counts:
+def merge_counts(parts: Iterable[Counts]) -> Counts:
     return reduce(Counts.merge, parts)
 
 
-def count_cell(task: CountCell, queries: np.ndarray) -> Counts:
-    """Counts over the database rows of one partition; ``queries`` are packed codes (q, bytes)."""
-    corpus = corpus_on_worker(task.url, task.version)
+def count_cell(task: CountCell, queries: CellQueries) -> Counts:
+    """Counts over the database rows of one partition."""
+    blocks = task.corpus.open().blocks(task.start, task.stop)
     hasher = model_on_worker(task.models, task.address)
-    return merge_counts(
-        [_count_block(hasher, first, block, queries, task) for first, block in corpus.blocks(task.start, task.stop)]
-    )
+    return merge_counts(_count_block(hasher, first, block, queries, task.spherical) for first, block in blocks)
 
 
-def _count_block(hasher: Hasher, first: int, block: np.ndarray, queries: np.ndarray, task: CountCell) -> Counts:
-    rows = remaining_rows(first, len(block), task.split.query_rows)
+def _count_block(hasher: Hasher, first: int, block: np.ndarray, queries: CellQueries, spherical: bool) -> Counts:
+    rows = remaining_rows(first, len(block), queries.split.query_rows)
     packed = hasher.encode_block(block, first_row=first)[rows - first]
-    bits, words, codes = int(hasher.n_bits), code_words(queries), code_words(packed)
-    query, place = _true_pairs(task.split, rows)
+    bits, words, codes = int(hasher.n_bits), code_words(queries.codes), code_words(packed)
+    query, place = _true_pairs(queries.split, rows)
     distances = hamming_pairs(words, codes, query, place)
     pairs = [(hamming_histogram(words, codes, bits), _counted(query, distances, len(words), bits + 1))]
-    if task.spherical:  # thousands of levels: a part of the queries keeps the histograms small
+    if spherical:  # thousands of levels: a part of the queries keeps the histograms small
         levels, few = spherical_levels(bits), query < SPHERICAL_QUERIES
         some, query, place = words[:SPHERICAL_QUERIES], query[few], place[few]
         histogram = spherical_histogram(some, codes, bits, levels)
@@ -225,9 +231,7 @@ def compare(
     objects, computed = LocalObjects(folder), 0
     results: list[dict[str, Any]] = []
     for repeat in range(repeats):
-        cells = [cell for cell in _cells(names, bits, sweeps) if cell.repeat == 0]
-        cells = [Cell(c.method, c.bits, repeat, c.variant, c.params) for c in cells]
-        keys = {cell_key(protocol, cell): cell for cell in cells}
+        keys = {cell_key(protocol, cell): cell for cell in _cells(names, bits, sweeps, repeat)}
         todo = {key: cell for key, cell in keys.items() if objects.size(f"cells/{key}.json") is None}
         if todo:
             drawn = Split.draw(opened.rows, queries=queries, train_rows=train_rows, seed=seed, repeat=repeat)
@@ -272,14 +276,14 @@ def _methods(methods: Sequence[str] | str) -> list[str]:
     return names
 
 
-def _cells(methods: Iterable[str], bits: Sequence[int], sweeps: bool) -> list[Cell]:
+def _cells(methods: Sequence[str], bits: Sequence[int], sweeps: bool, repeat: int) -> list[Cell]:
     """All cells of one repeat: the tables, and OCH over the number of centres and of relations per step."""
-    cells = [Cell(method, r, 0) for r in bits for method in methods]
+    cells = [Cell(method, r, repeat) for r in bits for method in methods]
     if "agh" in methods:
-        cells += [Cell("agh", r, 0, "two layers", {"n_layers": 2}) for r in bits if r % 2 == 0]
+        cells += [Cell("agh", r, repeat, "two layers", {"n_layers": 2}) for r in bits if r % 2 == 0]
     if sweeps and "och" in methods:
-        cells += [Cell("och", SWEEP_BITS, 0, "centres", {"n_centres": count}) for count in CENTRES]
-        cells += [Cell("och", SWEEP_BITS, 0, "relations", {"n_anchors": count}) for count in ANCHORS]
+        cells += [Cell("och", SWEEP_BITS, repeat, "centres", {"n_centres": count}) for count in CENTRES]
+        cells += [Cell("och", SWEEP_BITS, repeat, "relations", {"n_anchors": count}) for count in ANCHORS]
     return cells
 
 
@@ -317,11 +321,15 @@ def _count(
     codes = model.hasher.encode_block(split.vectors("queries"))
     spherical = cell.method == "sph"
     tasks = [
-        CountCell(corpus.url, corpus.version, start, stop, models, fitted.address, split, spherical)
-        for start, stop in corpus.partitions()
+        CountCell(corpus.ref, start, stop, models, fitted.address, spherical) for start, stop in corpus.partitions()
     ]
     counts = reduce_tasks(
-        count_cell, tasks, merge_counts, client=context.client, name=f"count_{cell.method}", shared=codes
+        count_cell,
+        tasks,
+        merge_counts,
+        client=context.client,
+        name=f"count_{cell.method}",
+        shared=CellQueries(codes, split),
     )
     rankings = dict(zip(("hamming", "spherical"), counts.histograms, strict=False))
     balance = bit_balance(counts.ones, counts.rows)
