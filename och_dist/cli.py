@@ -45,6 +45,12 @@ class OchGroup(click.Group):
             click.echo("och: an unexpected error (above); what is published is whole. Please report it", err=True)
             ctx.exit(1)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Whole sentences, wrapped: Click would cut them off at the width of the terminal."""
+        rows = [(name, command.get_short_help_str(limit=1000)) for name, command in sorted(self.commands.items())]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
 
 @click.group(
     "och",  # 'dask och' goes by this name, not by that of the entry point

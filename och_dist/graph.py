@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -182,28 +182,54 @@ def _part(value: Any, number: int) -> Any:
 
 
 class _LeavesHere:
-    """The tree as plain loops."""
+    """The tree as plain loops; only a few values of each level are held at a time."""
 
     def __init__(self, function: Any, tasks: Sequence[Task], shared: Any, advance: Any, weight: Any) -> None:
-        self.values = []
-        for task in tasks:
-            self.values.append(patient(function, task, shared))
-            if advance is not None:
-                advance(weight(task))
+        self.function, self.tasks, self.shared = function, tasks, shared
+        self.advance, self.weight = advance, weight
 
-    @staticmethod
-    def _tree(level: list[Any], merge: Callable[[Sequence[T]], T]) -> Any:
-        while True:
-            level = [_merged(merge, level[i : i + FAN_IN]) for i in range(0, len(level), FAN_IN)]
-            if len(level) == 1:
-                return _unwrap(level[0])
+    def _values(self) -> Iterator[Any]:
+        for task in self.tasks:
+            yield patient(self.function, task, self.shared)
+            if self.advance is not None:
+                self.advance(self.weight(task))
 
     def reduce(self, merge: Callable[[Sequence[T]], T]) -> Any:
-        return self._tree(self.values, merge)
+        return _reduced(self._values(), merge)
 
     def scan(self, merge: Callable[[Sequence[T]], T]) -> tuple[Any, list[Any]]:
-        total = self._tree([_part(value, 0) for value in self.values], merge)
-        return total, [_part(value, 1) for value in self.values]
+        kept: list[Any] = []
+
+        def first_sides() -> Iterator[Any]:
+            for value in self._values():
+                kept.append(_part(value, 1))
+                yield _part(value, 0)
+
+        return _reduced(first_sides(), merge), kept
+
+
+def _reduced(values: Iterator[T | Failure], merge: Callable[[Sequence[T]], T]) -> T:
+    """The root of the tree over ``values``; FAN_IN of a level are merged as soon as they are there."""
+    levels: list[list[Any]] = [[]]
+
+    def lift(depth: int) -> None:
+        if depth + 1 == len(levels):
+            levels.append([])
+        levels[depth + 1].append(_merged(merge, levels[depth]))
+        levels[depth] = []
+
+    for value in values:
+        levels[0].append(value)
+        depth = 0
+        while len(levels[depth]) == FAN_IN:
+            lift(depth)
+            depth += 1
+    depth = 0
+    while depth == 0 or depth + 1 < len(levels) or len(levels[depth]) > 1:
+        if levels[depth]:
+            lift(depth)
+        depth += 1
+    return _unwrap(levels[depth][0])
 
 
 def _leaf(call: Callable[[Any], T], shared: Any, topic: str | None, progress: tuple[int, int]) -> T | Failure:

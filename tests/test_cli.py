@@ -33,6 +33,7 @@ def test_help_lists_every_command() -> None:
     text = och("--help").stdout
     assert "Exit codes: 0 done" in text
     assert all(re.search(rf"^  {name}  +\w", text, re.MULTILINE) for name in cli.commands)
+    assert "..." not in text.partition("Commands:")[2], "a sentence is cut off"
 
 
 def test_version() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from och_dist.hashers.base import one_thread
 from och_dist.kernels.clusters import ClusterStats, block_clusters
 from och_dist.outcome import watched
 from och_dist.stages.common import Context, logger
-from och_dist.store.corpus import Corpus, corpus_on_worker
+from och_dist.store.corpus import Corpus, CorpusRef
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -99,8 +99,7 @@ def lloyd(rows: da.Array, seeds: np.ndarray, *, max_iter: int, seed: int, varian
 
 @dataclass(frozen=True)
 class ClusterPartition:
-    url: str
-    version: int
+    corpus: CorpusRef
     start: int
     stop: int
     seed: int
@@ -108,10 +107,8 @@ class ClusterPartition:
 
 def cluster_partition(task: ClusterPartition, centres: np.ndarray) -> ClusterStats:
     """Counts, squared inertia, members and worst-fitted rows of one partition."""
-    corpus = corpus_on_worker(task.url, task.version)
-    return merge_clusters(
-        [cluster_block(block, centres, first, task.seed) for first, block in corpus.blocks(task.start, task.stop)]
-    )
+    blocks = task.corpus.open().blocks(task.start, task.stop)
+    return merge_clusters(cluster_block(block, centres, first, task.seed) for first, block in blocks)
 
 
 def cluster_block(block: np.ndarray, centres: np.ndarray, first_row: int, seed: int) -> ClusterStats:
@@ -119,13 +116,13 @@ def cluster_block(block: np.ndarray, centres: np.ndarray, first_row: int, seed: 
     return block_clusters(block, centres, first_row=first_row, seed=seed, n_members=MEMBERS, n_far=FAR_ROWS)
 
 
-def merge_clusters(parts: Sequence[ClusterStats]) -> ClusterStats:
+def merge_clusters(parts: Iterable[ClusterStats]) -> ClusterStats:
     return reduce(ClusterStats.merge, parts)
 
 
 def count_members(corpus: Corpus, centres: np.ndarray, seed: int, context: Context) -> ClusterStats:
     """One pass over the whole corpus with given centres."""
-    tasks = [ClusterPartition(corpus.url, corpus.version, *rows, seed) for rows in corpus.partitions()]
+    tasks = [ClusterPartition(corpus.ref, *rows, seed) for rows in corpus.partitions()]
     return reduce_tasks(
         cluster_partition,
         tasks,

@@ -8,10 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from och_dist.cluster import check_memory
+
 if TYPE_CHECKING:
     from distributed import Client
 
+    from och_dist.store.corpus import Corpus
+
 logger = logging.getLogger("och_dist")
+
+WORKING_BYTES = 64 << 20
 
 Status = Literal["done", "nothing to do"]
 
@@ -25,6 +31,14 @@ class Context:
 
     client: Client | None = None
     progress: Callable[[str, int], Callable[[int], None]] = field(default=lambda description, total: lambda count: None)
+
+
+def require_room(corpus: Corpus, context: Context, what: str, *, extra_bytes: int = 0) -> None:
+    """Refuse a pass over a corpus, one chunk at a time, that no worker has the memory for.
+
+    A chunk is held as stored and decoded, with working space of its size, beside what the task itself keeps.
+    """
+    check_memory(context.client, 3 * corpus.chunk_bytes + extra_bytes + WORKING_BYTES, what)
 
 
 @dataclass(frozen=True)

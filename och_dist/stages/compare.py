@@ -219,7 +219,7 @@ def compare(
     watch, context = Stopwatch("compare"), context or Context()
     opened, folder = open_corpus(corpus), Path(output).absolute()
     names = _methods(methods)
-    if repeats < 1 or not bits or min(bits) < 1 or not 0 < truth_fraction <= 1 or (truth_k or 1) < 1:
+    if repeats < 1 or not bits or min(bits) < 1 or not 0 < truth_fraction <= 1 or (truth_k is not None and truth_k < 1):
         raise UsageError(
             f"repeats={repeats}, bits={list(bits)}, truth_fraction={truth_fraction}, truth_k={truth_k}; "
             "use at least one repeat, one bit and one true neighbour"

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from och_dist.cluster import check_memory
 from och_dist.errors import BadInputError, ConflictError, UsageError
 from och_dist.graph import map_tasks
 from och_dist.kernels.packing import count_ones
-from och_dist.stages.common import Context, Report, Stopwatch
+from och_dist.stages.common import Context, Report, Stopwatch, require_room
 from och_dist.stages.publish import publish_jobs
-from och_dist.store.corpus import Corpus, corpus_on_worker, open_corpus
+from och_dist.store.corpus import Corpus, CorpusRef, open_corpus
 from och_dist.store.index import (
     CHUNK_ROWS,
     Index,
@@ -34,8 +32,7 @@ from och_dist.store.objects import Objects, open_objects
 class EncodeChunk:
     """One output chunk. The model travels as path and address and is loaded once per worker."""
 
-    corpus: str
-    version: int
+    corpus: CorpusRef
     index: str
     job: Job
     chunk: int
@@ -43,7 +40,7 @@ class EncodeChunk:
 
 def encode_chunk(task: EncodeChunk) -> int:
     """Encode the rows of one chunk, streaming corpus chunks, and store codes and record; returns the rows."""
-    corpus = corpus_on_worker(task.corpus, task.version)
+    corpus = task.corpus.open()
     hasher = model_on_worker(model_objects(task.index).url, task.job.model)
     start, stop = task.job.rows(task.chunk)
     codes = np.empty((stop - start, task.job.spec.width), np.uint8)
@@ -77,6 +74,7 @@ def encode(
         new_rows += run_job(opened, objects, job, context)
         jobs.append(job)
     if publish and jobs:
+        _check_unchanged(opened, jobs)
         publish_jobs(index, jobs, opened, context)
     newest = find_index(index)
     return watch.report(
@@ -147,15 +145,25 @@ def _covered(corpus: Corpus, current: Index | None, model: Model) -> int:
     return current.rows if current.model == model.address else 0
 
 
+def _check_unchanged(corpus: Corpus, jobs: Sequence[Job]) -> None:
+    """A version of a corpus never changes; an adopted array may, even while it is being encoded."""
+    if corpus.version:
+        return
+    now = open_corpus(corpus.url, 0)
+    if any(now.rows < job.stop or now.digest(job.start, job.stop) != job.input for job in jobs):
+        raise ConflictError(
+            f"{corpus.url} was written to while it was being encoded, and nothing was published; "
+            "run the command again when it rests"
+        )
+
+
 def run_job(corpus: Corpus, objects: Objects, job: Job, context: Context) -> int:
     """Encode the chunks that have no record yet; returns the rows encoded now."""
-    task_bytes = _task_bytes(corpus, job)
-    check_memory(context.client, task_bytes, f"encoding a chunk of {job.chunk_rows} codes")
+    codes = job.chunk_rows * job.spec.width
+    require_room(corpus, context, f"encoding a chunk of {job.chunk_rows} codes", extra_bytes=3 * codes)
     done = done_chunks(objects, job)
     tasks = [
-        EncodeChunk(corpus.url, corpus.version, objects.url, job, chunk)
-        for chunk in range(job.spec.n_chunks)
-        if chunk not in done
+        EncodeChunk(corpus.ref, objects.url, job, chunk) for chunk in range(job.spec.n_chunks) if chunk not in done
     ]
     advance = context.progress("encode", job.stop - job.start)
     advance(sum(high - low for low, high in map(job.rows, done)))
@@ -166,10 +174,3 @@ def run_job(corpus: Corpus, objects: Objects, job: Job, context: Context) -> int
 def _rows_of(task: EncodeChunk) -> int:
     start, stop = task.job.rows(task.chunk)
     return stop - start
-
-
-def _task_bytes(corpus: Corpus, job: Job) -> int:
-    """Memory of one task: a corpus chunk as stored and decoded, working space, the codes and their copy."""
-    largest = max(segment.chunk_rows for segment in corpus.segments)
-    vectors: Any = min(largest, corpus.rows) * corpus.dim * np.dtype(corpus.dtype).itemsize
-    return int(3 * vectors + 3 * job.chunk_rows * job.spec.width + (64 << 20))

@@ -22,7 +22,7 @@ from och_dist.metrics import evaluate_histograms
 from och_dist.stages.common import Context, Report, Stopwatch
 from och_dist.stages.queries import Queries, open_queries
 from och_dist.stages.search import Searcher, chunk_groups, open_index
-from och_dist.store.index import CodeChunk, index_on_worker
+from och_dist.store.index import CodeChunk, IndexRef
 from och_dist.store.neighbors import StoredNeighbors, open_neighbors
 from och_dist.store.objects import storage_errors
 from och_dist.store.versions import canonical, sha256
@@ -34,8 +34,7 @@ QUERY_BYTES = 32 << 20
 class CountDistances:
     """Count the Hamming distances of some chunks, all rows and true neighbours apart."""
 
-    url: str
-    version: int
+    index: IndexRef
     chunks: tuple[CodeChunk, ...]
     truth: StoredNeighbors
 
@@ -57,7 +56,7 @@ def merge_histograms(parts: Sequence[Histograms]) -> Histograms:
 
 def count_distances(task: CountDistances, queries: np.ndarray) -> Histograms:
     """Histograms over some chunks; ``queries`` are packed codes (q, bytes)."""
-    index = index_on_worker(task.url, task.version)
+    index = task.index.open()
     words = code_words(queries)
     step = max(1, QUERY_BYTES // (8 * max(1, task.truth.width)))
     total = Histograms(*(np.zeros((len(words), index.bits + 1), np.int64) for _ in range(2)))
@@ -92,10 +91,7 @@ def evaluate(
     if (known := _known(output, key)) is not None:
         return watch.report("nothing to do", **known)
     codes = searcher.encode(opened.read(0, opened.rows))
-    tasks = [
-        CountDistances(searcher.index.url, searcher.index.version, group, stored)
-        for group in chunk_groups(searcher.index)
-    ]
+    tasks = [CountDistances(searcher.index.ref, group, stored) for group in chunk_groups(searcher.index)]
     counts = reduce_tasks(
         count_distances,
         tasks,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from och_dist.store.arrays import (
     write_chunk,
 )
 from och_dist.store.corpus import Corpus, Segment, find_corpus, vectors_prefix
-from och_dist.store.objects import open_objects
+from och_dist.store.objects import Objects, open_objects
 from och_dist.store.readers import Source, open_sources
 from och_dist.store.versions import canonical, commit_version, sha256
 
@@ -140,7 +140,7 @@ def default_chunk_rows(dim: int, dtype: str) -> int:
 
 @dataclass(frozen=True)
 class WriteChunk:
-    """One output chunk: rows [start, stop) of the origin without those in ``skip``."""
+    """One output chunk: rows [start, stop) of the origin without those in ``skip`` (ascending)."""
 
     url: str
     prefix: str
@@ -148,20 +148,35 @@ class WriteChunk:
     origin: Origin
     start: int
     stop: int
-    skip: tuple[int, ...]
+    skip: np.ndarray
 
 
 def write_corpus_chunk(task: WriteChunk) -> tuple[int, int, int]:
     """Read, check, store one chunk; returns (chunk, bytes, crc)."""
-    block = task.origin.read(task.start, task.stop)
-    if task.skip:
-        block = np.delete(block, np.array(task.skip) - task.start, axis=0)
+    block = _kept_rows(task)
     bad = nonfinite_rows(block)
     if len(bad):
         rows = tuple(int(row) + task.start for row in bad[:LISTED_ROWS])
         raise NonFiniteError(f"{len(bad)} rows are not finite", rows, len(bad))
     written = write_chunk(open_objects(task.url), task.prefix, task.chunk, np.ascontiguousarray(block))
     return task.chunk, written.nbytes, written.crc
+
+
+def _kept_rows(task: WriteChunk) -> np.ndarray:
+    """The rows of a chunk (rows, dim); read a few at a time where bad rows lie between, which may be millions."""
+    if not len(task.skip):
+        return task.origin.read(task.start, task.stop)
+    parts, step = [], _scan_rows(task.origin)
+    for low in range(task.start, task.stop, step):
+        high = min(low + step, task.stop)
+        inside = task.skip[slice(*np.searchsorted(task.skip, (low, high)))]
+        if len(inside) < high - low:
+            parts.append(np.delete(task.origin.read(low, high), inside - low, axis=0))
+    return np.concatenate(parts)
+
+
+def _scan_rows(origin: Origin) -> int:
+    return max(1, SCAN_ROWS_BYTES // (origin.dim * np.dtype(origin.dtype).itemsize))
 
 
 def _write_segment(
@@ -189,14 +204,35 @@ def _write_segment(
     segment_id = sha256(canonical([origin.identity(), start, rows, size, codec, sha256(bad.tobytes())]))[:16]
     prefix = vectors_prefix(segment_id)
     create_array(objects, prefix, spec)
-    there = [chunk for chunk in sorted(stored_chunks(objects, prefix)) if chunk < spec.n_chunks]
-    tasks = [
-        WriteChunk(objects.url, prefix, chunk, origin, *_origin_rows(bad, *spec.bounds(chunk)))
-        for chunk in range(spec.n_chunks)
-        if chunk not in there
-    ]
-    advance = context.progress(watch.stage, rows)
-    advance(rows - sum(spec.bounds(task.chunk)[1] - spec.bounds(task.chunk)[0] for task in tasks))
+    digests, stored = _store_chunks(
+        objects, segment_id, spec, origin, bad, context.progress(watch.stage, rows), context
+    )
+    segment = Segment(segment_id, start, start + rows, size, digests, codec, tuple(origin.describe()), len(bad), prefix)
+    corpus = _publish(url, segment, origin)
+    return watch.report(
+        **_facts(corpus, rows), stored_bytes=stored, dropped=len(bad), dropped_rows=bad[:LISTED_ROWS].tolist()
+    )
+
+
+def _store_chunks(
+    objects: Objects,
+    segment: str,
+    spec: ArraySpec,
+    origin: Origin,
+    bad: np.ndarray,
+    advance: Callable[[int], None],
+    context: Context,
+) -> tuple[np.ndarray, int]:
+    """Write the chunks that an earlier run did not, check those it did; checksums (chunks,) and bytes of them all."""
+    prefix = vectors_prefix(segment)
+    there = {chunk: size for chunk, size in stored_chunks(objects, prefix).items() if chunk < spec.n_chunks}
+    tasks = _plan(objects.url, prefix, spec, origin, bad, there)
+
+    def rows_of(task: WriteChunk) -> int:
+        low, high = spec.bounds(task.chunk)
+        return high - low
+
+    advance(spec.rows - sum(map(rows_of, tasks)))
     try:
         written = map_tasks(
             write_corpus_chunk,
@@ -204,29 +240,14 @@ def _write_segment(
             client=context.client,
             name="write_corpus_chunk",
             advance=advance,
-            weight=lambda task: spec.bounds(task.chunk)[1] - spec.bounds(task.chunk)[0],
+            weight=rows_of,
         )
     except NonFiniteError:
         raise _all_nonfinite(origin, context) from None
     digests = np.zeros(spec.n_chunks, "<u4")
     digests[[chunk for chunk, _, _ in written]] = [crc for _, _, crc in written]
-    digests[there] = _check_stored(objects.url, segment_id, there, context)
-    segment = Segment(
-        segment_id,
-        start,
-        start + rows,
-        size,
-        digests,
-        codec,
-        tuple(origin.describe()),
-        len(bad),
-        prefix,
-    )
-    corpus = _publish(url, segment, origin)
-    stored = sum(stored_chunks(objects, prefix).values())
-    return watch.report(
-        **_facts(corpus, rows), stored_bytes=stored, dropped=len(bad), dropped_rows=bad[:LISTED_ROWS].tolist()
-    )
+    digests[list(there)] = _check_stored(objects.url, segment, list(there), context)
+    return digests, sum(there.values()) + sum(nbytes for _, nbytes, _ in written)
 
 
 def _check_fits(parent: Corpus | None, origin: Origin, codec: Codec, chunk_rows: int | None) -> None:
@@ -241,15 +262,20 @@ def _check_fits(parent: Corpus | None, origin: Origin, codec: Codec, chunk_rows:
         )
 
 
-def _origin_rows(bad: np.ndarray, start: int, stop: int) -> tuple[int, int, tuple[int, ...]]:
-    """Origin rows [low, high) and the bad ones inside that make up kept rows [start, stop)."""
-    if not len(bad):
-        return start, stop, ()
+def _plan(
+    url: str, prefix: str, spec: ArraySpec, origin: Origin, bad: np.ndarray, there: Container[int]
+) -> list[WriteChunk]:
+    """A task for each chunk that is not ``there`` yet: which origin rows, without the ``bad`` ones, make it up."""
     kept_before = bad - np.arange(len(bad))  # number of kept rows before each bad one
-    low = start + int(np.searchsorted(kept_before, start, side="right"))
-    high = stop - 1 + int(np.searchsorted(kept_before, stop - 1, side="right")) + 1
-    inside = bad[np.searchsorted(bad, low) : np.searchsorted(bad, high)]
-    return low, high, tuple(int(row) for row in inside)
+    tasks = []
+    for chunk in range(spec.n_chunks):
+        if chunk not in there:
+            start, stop = spec.bounds(chunk)
+            before_first, before_last = np.searchsorted(kept_before, (start, stop - 1), side="right").tolist()
+            low, high = start + before_first, stop + before_last
+            inside = bad[slice(*np.searchsorted(bad, (low, high)))]
+            tasks.append(WriteChunk(url, prefix, chunk, origin.part(low, high), low, high, inside))
+    return tasks
 
 
 @dataclass(frozen=True)
@@ -266,8 +292,9 @@ def find_nonfinite_rows(task: ScanRows) -> np.ndarray:
 
 def _scan(origin: Origin, context: Context) -> np.ndarray:
     """One pass over the files for rows that are not finite; ascending row numbers."""
-    step = max(1, SCAN_ROWS_BYTES // (origin.dim * np.dtype(origin.dtype).itemsize))
-    tasks = [ScanRows(origin, start, min(start + step, origin.rows)) for start in range(0, origin.rows, step)]
+    step = _scan_rows(origin)
+    ranges = ((start, min(start + step, origin.rows)) for start in range(0, origin.rows, step))
+    tasks = [ScanRows(origin.part(start, stop), start, stop) for start, stop in ranges]
     advance = context.progress("scan", origin.rows)
     found = map_tasks(
         find_nonfinite_rows,

@@ -1,8 +1,14 @@
-"""Where the rows of a new segment come from: files, or the generator. Both are small and travel to the workers."""
+"""Where the rows of a new segment come from: files, or the generator.
+
+:meth:`part` is what travels with a task: of thousands of files only those that it reads.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -13,13 +19,18 @@ from och_dist.store.versions import canonical, sha256
 
 @dataclass(frozen=True)
 class Files:
-    """Vectors of several files of one dimension and dtype, one after the other."""
+    """Vectors of several files of one dimension and dtype, one after the other; the first has number ``first_row``."""
 
     sources: tuple[Source, ...]
+    first_row: int = 0
+
+    @cached_property
+    def _stops(self) -> list[int]:
+        return list(accumulate((source.rows for source in self.sources), initial=self.first_row))[1:]
 
     @property
     def rows(self) -> int:
-        return sum(source.rows for source in self.sources)
+        return self._stops[-1] - self.first_row
 
     @property
     def dim(self) -> int:
@@ -29,8 +40,14 @@ class Files:
     def dtype(self) -> str:
         return self.sources[0].dtype
 
+    def part(self, start: int, stop: int) -> Files:
+        """The files that hold rows [start, stop); row numbers stay."""
+        first, last = bisect_right(self._stops, start), bisect_left(self._stops, stop)
+        return Files(self.sources[first : last + 1], self._stops[first] - self.sources[first].rows)
+
     def read(self, start: int, stop: int) -> np.ndarray:
-        parts, offset = [], 0
+        """Rows [start, stop) as (rows, dim)."""
+        parts, offset = [], self.first_row
         for source in self.sources:
             low, high = max(start, offset), min(stop, offset + source.rows)
             if low < high:
@@ -65,7 +82,12 @@ class Generated:
     first_row: int
     dtype: str = "<f4"
 
+    def part(self, start: int, stop: int) -> Generated:
+        """It is small as it is."""
+        return self
+
     def read(self, start: int, stop: int) -> np.ndarray:
+        """Rows [start, stop), counted from ``first_row``, as (rows, dim)."""
         from och_dist.kernels.gistlike import gist_rows
 
         return gist_rows(self.first_row + start, stop - start, dim=self.dim, seed=self.seed)

@@ -14,7 +14,7 @@ from och_dist.kernels.hamming import hamming_top_k, merge_top_k
 from och_dist.kernels.packing import code_words
 from och_dist.stages.common import Context, Report, Stopwatch
 from och_dist.stages.queries import Queries, open_queries
-from och_dist.store.index import CodeChunk, Index, index_on_worker, open_version
+from och_dist.store.index import CodeChunk, Index, IndexRef, open_version
 from och_dist.store.model import Model
 from och_dist.store.neighbors import Neighbors, check_output, read_about, save_neighbors
 from och_dist.store.versions import canonical, sha256
@@ -34,8 +34,7 @@ Part = tuple[np.ndarray, np.ndarray]
 class SearchChunks:
     """Search some chunks of an index version for the ``k`` nearest codes."""
 
-    url: str
-    version: int
+    index: IndexRef
     chunks: tuple[CodeChunk, ...]
     k: int
 
@@ -52,7 +51,7 @@ class MergeParts:
 
 def search_chunks(task: SearchChunks, queries: np.ndarray) -> Part:
     """(distances, rows) of the best ``k`` codes in some chunks; ``queries`` are packed codes (q, bytes)."""
-    index = index_on_worker(task.url, task.version)
+    index = task.index.open()
     words = code_words(queries)
     best: Part | None = None
     for chunk in task.chunks:
@@ -71,14 +70,16 @@ def chunk_groups(index: Index, maximum: int = MAX_TASKS) -> list[tuple[CodeChunk
 class Searcher:
     """Search one version of an index. Results are sorted by (distance, row); queries use the index's own model.
 
-    Without a client the codes are read once and kept in this process as long as they stay below ``CACHE_BYTES``.
+    Without a client the codes are read once and kept in this process, as words of 64 bits, if those stay below
+    ``CACHE_BYTES``.
     """
 
     def __init__(self, index: Index, *, client: Client | None = None) -> None:
         self.index = index
         self.model: Model = index.load_model()
         self._context = Context(client=client)
-        self._words: dict[CodeChunk, np.ndarray] | None = {} if index.nbytes <= CACHE_BYTES else None
+        word_bytes = 8 * -(-index.bits // 64) * index.rows
+        self._words: dict[CodeChunk, np.ndarray] | None = {} if word_bytes <= CACHE_BYTES else None
 
     @property
     def rows(self) -> int:
@@ -115,7 +116,7 @@ class Searcher:
             )
         if self._context.client is None:
             return self._search_here(code_words(codes), k)
-        tasks = [SearchChunks(self.index.url, self.index.version, group, k) for group in chunk_groups(self.index)]
+        tasks = [SearchChunks(self.index.ref, group, k) for group in chunk_groups(self.index)]
         return reduce_tasks(
             search_chunks,
             tasks,

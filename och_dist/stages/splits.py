@@ -14,7 +14,7 @@ from och_dist.graph import map_tasks
 from och_dist.kernels.moments import nonfinite_rows
 from och_dist.stages.common import Context
 from och_dist.stages.truth import BATCH_BYTES, MAX_BATCH, exact_neighbors, guide_rows
-from och_dist.store.corpus import Corpus, corpus_on_worker
+from och_dist.store.corpus import Corpus, CorpusRef
 from och_dist.store.neighbors import Neighbors, StoredNeighbors, open_neighbors, read_about, save_neighbors
 from och_dist.store.objects import LocalObjects
 from och_dist.store.versions import canonical, sha256
@@ -41,8 +41,7 @@ class Split:
 
 @dataclass(frozen=True)
 class GatherRows:
-    url: str
-    version: int
+    corpus: CorpusRef
     start: int
     stop: int
     rows: np.ndarray
@@ -50,7 +49,7 @@ class GatherRows:
 
 def gather_rows(task: GatherRows) -> np.ndarray:
     """The vectors (m, dim) of some rows of a partition; ``rows`` ascend."""
-    corpus = corpus_on_worker(task.url, task.version)
+    corpus = task.corpus.open()
     parts = [np.empty((0, corpus.dim), corpus.dtype)]
     for first, block in corpus.blocks(task.start, task.stop):
         low, high = np.searchsorted(task.rows, (first, first + len(block)))
@@ -61,7 +60,7 @@ def gather_rows(task: GatherRows) -> np.ndarray:
 def read_some(corpus: Corpus, rows: np.ndarray, context: Context) -> np.ndarray:
     """The vectors (m, dim) of ascending global ``rows``, fetched by the cluster."""
     tasks = [
-        GatherRows(corpus.url, corpus.version, start, stop, rows[slice(*np.searchsorted(rows, (start, stop)))])
+        GatherRows(corpus.ref, start, stop, rows[slice(*np.searchsorted(rows, (start, stop)))])
         for start, stop in corpus.partitions()
     ]
     tasks = [task for task in tasks if len(task.rows)]

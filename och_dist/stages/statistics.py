@@ -12,8 +12,8 @@ import numpy as np
 from och_dist.errors import NonFiniteError
 from och_dist.graph import scan_tasks
 from och_dist.kernels.moments import Moments, block_moments, nonfinite_rows
-from och_dist.stages.common import Context
-from och_dist.store.corpus import Corpus, corpus_on_worker
+from och_dist.stages.common import Context, require_room
+from och_dist.store.corpus import Corpus, CorpusRef
 
 LISTED_ROWS = 20
 PILOT_ROWS = 1024
@@ -23,8 +23,7 @@ PILOT_ROWS = 1024
 class ScanPartition:
     """Rows [start, stop) of a corpus version, and which of them belong to the sample (ascending)."""
 
-    url: str
-    version: int
+    corpus: CorpusRef
     start: int
     stop: int
     sample: np.ndarray
@@ -60,14 +59,14 @@ def merge_statistics(parts: Sequence[Statistics]) -> Statistics:
 
 def scan_partition(task: ScanPartition, pilot: np.ndarray) -> tuple[Statistics, np.ndarray]:
     """Statistics of a partition, and its rows of the sample (s, dim) float32."""
-    corpus = corpus_on_worker(task.url, task.version)
-    parts = [Statistics(Moments.empty(pilot), (), 0)]
+    corpus = task.corpus.open()
+    total = Statistics(Moments.empty(pilot), (), 0)
     sample = np.empty((len(task.sample), corpus.dim), np.float32)
     for first, block in corpus.blocks(task.start, task.stop):
         low, high = np.searchsorted(task.sample, (first, first + len(block)))
         part, sample[low:high] = scan_block(block, pilot, task.sample[low:high] - first, first)
-        parts.append(part)
-    return merge_statistics(parts), sample
+        total = total.merge(part)  # at once: a part holds (dim, dim) numbers, a partition many chunks
+    return total, sample
 
 
 def scan_block(
@@ -94,10 +93,11 @@ def scan_corpus(corpus: Corpus, sample: np.ndarray, context: Context) -> tuple[M
 
     ``sample`` holds ascending global row numbers. Rows with NaN or infinity raise, with their numbers.
     """
+    require_room(corpus, context, "a pass over the corpus", extra_bytes=3 * 8 * corpus.dim**2)
     pilot = pilot_of(corpus.read(0, min(PILOT_ROWS, corpus.rows)))
     partitions = corpus.partitions()
     tasks = [
-        ScanPartition(corpus.url, corpus.version, start, stop, sample[slice(*np.searchsorted(sample, (start, stop)))])
+        ScanPartition(corpus.ref, start, stop, sample[slice(*np.searchsorted(sample, (start, stop)))])
         for start, stop in partitions
     ]
     statistics, blocks = scan_tasks(

@@ -29,7 +29,7 @@ from och_dist.stages.centres import (
 )
 from och_dist.stages.common import Context, Report, Stopwatch, logger
 from och_dist.stages.statistics import draw_rows, scan_corpus
-from och_dist.store.corpus import Corpus, corpus_on_worker, open_corpus
+from och_dist.store.corpus import MAX_PARTITIONS, Corpus, CorpusRef, open_corpus
 from och_dist.store.model import load_model, save_model
 from och_dist.store.objects import open_objects
 from och_dist.store.versions import canonical, seal, sha256, unseal
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 KMEANS_ROWS_PER_CENTRE = 256
 TRAIN_ROWS = 10_000
 KMEANS_ROUNDS = 10
+FLOAT_BYTES = 256 << 20
 VERSIONED = ("och-dist", "numpy", "scipy", "scikit-learn", "dask", "dask-ml", "zarr", "numba")
 
 
@@ -169,11 +170,12 @@ class CorpusSource:
         import dask
         import dask.array as da
 
-        url, version = self.corpus.url, self.corpus.version
+        # A part is held whole, unlike the partitions of other passes: its size may not grow with the corpus.
+        maximum = max(MAX_PARTITIONS, 4 * self.rows * self.dim // FLOAT_BYTES)
         read = dask.delayed(read_float_rows, pure=True)
         parts = [
-            da.from_delayed(read(url, version, start, stop), (stop - start, self.dim), np.float32)
-            for start, stop in self.corpus.partitions()
+            da.from_delayed(read(self.corpus.ref, start, stop), (stop - start, self.dim), np.float32)
+            for start, stop in self.corpus.partitions(maximum)
         ]
         return da.concatenate(parts)
 
@@ -181,8 +183,13 @@ class CorpusSource:
         return dask_on(self.context)
 
 
-def read_float_rows(url: str, version: int, start: int, stop: int) -> np.ndarray:
-    return corpus_on_worker(url, version).read(start, stop).astype(np.float32)
+def read_float_rows(ref: CorpusRef, start: int, stop: int) -> np.ndarray:
+    """Rows [start, stop) as (rows, dim) float32."""
+    corpus = ref.open()
+    rows = np.empty((stop - start, corpus.dim), np.float32)
+    for first, block in corpus.blocks(start, stop):
+        rows[first - start : first - start + len(block)] = block
+    return rows
 
 
 def training_data(

@@ -11,9 +11,9 @@ import numpy as np
 from och_dist.errors import UsageError
 from och_dist.graph import reduce_tasks
 from och_dist.kernels.euclidean import Candidates, euclidean_top_k, merge_candidates
-from och_dist.stages.common import Context, Report, Stopwatch
+from och_dist.stages.common import Context, Report, Stopwatch, require_room
 from och_dist.stages.queries import Queries, open_queries
-from och_dist.store.corpus import Corpus, corpus_on_worker, open_corpus
+from och_dist.store.corpus import Corpus, CorpusRef, open_corpus
 from och_dist.store.neighbors import Neighbors, check_output, read_about, save_neighbors
 from och_dist.store.versions import canonical, sha256
 
@@ -29,8 +29,7 @@ NO_ROWS = np.empty(0, np.int64)
 class NearestRows:
     """Search corpus rows [start, stop) for the ``k`` nearest vectors."""
 
-    url: str
-    version: int
+    corpus: CorpusRef
     start: int
     stop: int
     k: int
@@ -56,14 +55,15 @@ class MergeCandidates:
 
 def nearest_rows(task: NearestRows, batch: QueryBatch) -> Candidates:
     """The nearest rows of one partition, exact, sorted by (distance, row)."""
-    corpus = corpus_on_worker(task.url, task.version)
-    parts = []
-    for first, block in corpus.blocks(task.start, task.stop):
+    best: Candidates | None = None
+    for first, block in task.corpus.open().blocks(task.start, task.stop):
         rows = remaining_rows(first, len(block), batch.without)
         kept = block if len(rows) == len(block) else block[rows - first]
         found = euclidean_top_k(batch.vectors, kept, task.k, limit=batch.limits)
-        parts.append(Candidates(found.offsets, found.distances, rows[found.rows]))
-    return parts[0] if len(parts) == 1 else merge_candidates(parts, task.k)
+        part = Candidates(found.offsets, found.distances, rows[found.rows])
+        best = part if best is None else merge_candidates([best, part], task.k)
+    assert best is not None  # a partition has at least one chunk
+    return best
 
 
 def remaining_rows(first: int, count: int, without: np.ndarray) -> np.ndarray:
@@ -106,6 +106,7 @@ def truth(
     }
     if output.endswith(".zarr") and (read_about(output) or {}).get("key") == about["key"]:
         return watch.report("nothing to do", **facts)
+    require_room(opened, context, "a pass over the corpus")
     size = int(max(1, min(MAX_BATCH, BATCH_BYTES // (16 * width))))
     batches = _batches(opened, asked, k, size, context)
     save_neighbors(output, batches, queries=asked.rows, width=width, batch=size, about=about)
@@ -114,7 +115,7 @@ def truth(
 
 def _resolve_k(rows: int, k: int | None, fraction: float | None) -> int:
     if (k is None) == (fraction is None):
-        raise UsageError(f"k={k}, fraction={fraction}; give exactly one of them")
+        raise UsageError(f"k={k}, fraction={fraction}; give exactly one of -k and --fraction")
     if k is not None:
         if k < 1:
             raise UsageError(f"k={k}; use at least 1")
@@ -164,7 +165,7 @@ def exact_neighbors(
 
 
 def _search(corpus: Corpus, batch: QueryBatch, k: int, context: Context) -> Candidates:
-    tasks = [NearestRows(corpus.url, corpus.version, start, stop, k) for start, stop in corpus.partitions()]
+    tasks = [NearestRows(corpus.ref, start, stop, k) for start, stop in corpus.partitions()]
     return reduce_tasks(
         nearest_rows, tasks, MergeCandidates(k), client=context.client, name="nearest_rows", shared=batch
     )

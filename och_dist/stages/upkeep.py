@@ -10,7 +10,7 @@ from och_dist.errors import BadInputError, IntegrityError, UsageError
 from och_dist.stages.common import Report, Stopwatch
 from och_dist.stages.publish import CLAIMS, COLLECTED
 from och_dist.store.corpus import Corpus, open_corpus
-from och_dist.store.index import MODELS, Index, done_chunks, find_index, list_jobs, model_objects, open_version
+from och_dist.store.index import MODELS, done_chunks, find_index, list_jobs, model_objects, open_version
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, open_objects
 from och_dist.store.versions import read_latest, read_version, version_key, version_numbers
@@ -25,6 +25,11 @@ def inspect(path: str) -> Report:
     if objects.size("model.json") is not None:
         return watch.report(**_model_facts(path))
     body = read_latest(objects)
+    if body is None and objects.folders("segments"):
+        raise BadInputError(
+            f"{objects.url} has no published version yet; 'och status' lists its jobs, and the command that was "
+            "making it goes on where it stopped"
+        )
     if body is None or body.get("kind") == "corpus":
         return watch.report(**_corpus_facts(open_corpus(path)))
     index = open_version(path)
@@ -205,8 +210,9 @@ def _remove(objects: Objects, folder: str) -> int:
     """Delete a marked folder, its mark last, so that a run after a kill finds what is left."""
     mark = f"{folder}/{COLLECTED}"
     keys = [key for key, _, _ in objects.list(folder) if key != mark]
-    for key in [*sorted(keys, key=lambda key: "/done/" not in key), mark]:
-        objects.delete(key)
+    objects.delete_all([key for key in keys if "/done/" in key])
+    objects.delete_all([key for key in keys if "/done/" not in key])
+    objects.delete(mark)
     return len(keys)
 
 
@@ -254,6 +260,3 @@ def _sweep(objects: Objects) -> int:
             path.unlink(missing_ok=True)
             removed += 1
     return removed
-
-
-__all__ = ["Index", "gc", "inspect", "status"]

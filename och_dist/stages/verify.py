@@ -15,7 +15,7 @@ from och_dist.graph import map_tasks
 from och_dist.stages.common import Context, Report, Stopwatch
 from och_dist.stages.publish import CLAIMS, COLLECTED
 from och_dist.store.arrays import ArraySpec, chunk_key, open_array, open_layout, read_rows, trailing_crc
-from och_dist.store.corpus import Corpus, open_corpus
+from och_dist.store.corpus import Corpus, CorpusRef, open_corpus
 from och_dist.store.index import (
     Index,
     IndexSegment,
@@ -186,14 +186,14 @@ def _groups(chunks: list[tuple[int, int]]) -> list[tuple[tuple[int, int], ...]]:
 
 @dataclass(frozen=True)
 class ReadPartition:
-    url: str
+    corpus: CorpusRef
     start: int
     stop: int
 
 
 def read_partition(task: ReadPartition) -> int:
     """Decode rows of an adopted Zarr array; its own codecs find what they can."""
-    return sum(len(block) for _, block in open_corpus(task.url).blocks(task.start, task.stop))
+    return sum(len(block) for _, block in task.corpus.open().blocks(task.start, task.stop))
 
 
 def _verify_unversioned(watch: Stopwatch, objects: Objects, context: Context) -> Report:
@@ -213,7 +213,7 @@ def _verify_unversioned(watch: Stopwatch, objects: Objects, context: Context) ->
             "run the command that makes it again"
         )
     corpus = open_corpus(objects.url)
-    tasks = [ReadPartition(corpus.url, start, stop) for start, stop in corpus.partitions()]
+    tasks = [ReadPartition(corpus.ref, start, stop) for start, stop in corpus.partitions()]
     rows = map_tasks(read_partition, tasks, client=context.client, name="read_partition")
     return watch.report(path=corpus.url, versions=[], chunks=len(tasks), rows=sum(rows), damaged=0)
 

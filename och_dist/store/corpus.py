@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -96,6 +97,11 @@ class Corpus:
     def objects(self) -> Objects:
         return open_objects(self.url)
 
+    @cached_property
+    def ref(self) -> CorpusRef:
+        """What a task carries to a worker in place of all this."""
+        return CorpusRef(self.url, self.version, self.fingerprint if self.version else "")
+
     @property
     def rows(self) -> int:
         return self.segments[-1].stop if self.segments else 0
@@ -104,6 +110,12 @@ class Corpus:
     def nbytes(self) -> int:
         """Bytes of the vectors before any codec."""
         return self.rows * self.dim * np.dtype(self.dtype).itemsize
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of the vectors of the largest chunk, before any codec."""
+        rows = max(min(segment.chunk_rows, segment.stop - segment.start) for segment in self.segments)
+        return rows * self.dim * np.dtype(self.dtype).itemsize
 
     @cached_property
     def fingerprint(self) -> str:
@@ -130,10 +142,8 @@ class Corpus:
                 f"rows {start}..{stop} are asked for, but {self.url} had {self.rows} when it was opened; "
                 "if it grew since, run the command again"
             )
-        for segment in self.segments:
+        for segment in self._segments(start, stop):
             low, high = max(start, segment.start), min(stop, segment.stop)
-            if low >= high:
-                continue
             array = _vectors(self.url, segment.prefix, self._spec(segment))
             while low < high:
                 chunk_end = segment.start + ((low - segment.start) // segment.chunk_rows + 1) * segment.chunk_rows
@@ -143,6 +153,15 @@ class Corpus:
                     block = block.astype(self.dtype)
                 yield low, block
                 low = end
+
+    def _segments(self, start: int, stop: int) -> Sequence[Segment]:
+        """The segments that hold rows [start, stop); a corpus that grows every night has thousands of them."""
+        first, last = bisect_right(self._stops, start), bisect_left(self._stops, stop)
+        return self.segments[first : last + 1] if start < stop else ()
+
+    @cached_property
+    def _stops(self) -> list[int]:
+        return [segment.stop for segment in self.segments]
 
     def _spec(self, segment: Segment) -> ArraySpec:
         return ArraySpec(segment.stop - segment.start, self.dim, self.dtype, segment.chunk_rows)
@@ -155,13 +174,12 @@ class Corpus:
     def digest(self, start: int, stop: int) -> str:
         """sha256 over the checksums of the chunks that hold rows [start, stop), with their row ranges."""
         total = hashlib.sha256()
-        for segment in self.segments:
+        for segment in self._segments(start, stop):
             low, high = max(start, segment.start), min(stop, segment.stop)
-            if low < high:
-                first = (low - segment.start) // segment.chunk_rows
-                last = -(-(high - segment.start) // segment.chunk_rows)
-                total.update(f"{low} {high} {segment.start} {segment.chunk_rows} ".encode())
-                total.update(segment.digests[first:last].astype("<u4").tobytes())
+            first = (low - segment.start) // segment.chunk_rows
+            last = -(-(high - segment.start) // segment.chunk_rows)
+            total.update(f"{low} {high} {segment.start} {segment.chunk_rows} ".encode())
+            total.update(segment.digests[first:last].astype("<u4").tobytes())
         return total.hexdigest()
 
     def to_json(self, version: int) -> dict[str, Any]:
@@ -213,15 +231,31 @@ def find_corpus(url: str) -> Corpus | None:
     return None if body is None else _from_json(open_objects(url).url, body)
 
 
-def corpus_on_worker(url: str, version: int) -> Corpus:
-    """:func:`open_corpus` with a memory: a published version never changes, an adopted array may."""
-    layout = None if version else _metadata(open_objects(url))
-    return _remembered(url, version, layout)
+@dataclass(frozen=True)
+class CorpusRef:
+    """A corpus version, small enough to travel with every task. An adopted array (``version`` 0) has no fingerprint."""
+
+    url: str
+    version: int
+    fingerprint: str
+
+    def open(self) -> Corpus:
+        """:func:`open_corpus` with a memory: a version is known by its content, an adopted array by its metadata.
+
+        A worker outlives jobs, and a corpus may be removed and made anew at the same place meanwhile.
+        """
+        return _remembered(self, None if self.version else _metadata(open_objects(self.url)))
 
 
 @lru_cache(maxsize=16)
-def _remembered(url: str, version: int, layout: bytes | None) -> Corpus:
-    return open_corpus(url, version)
+def _remembered(ref: CorpusRef, layout: bytes | None) -> Corpus:
+    corpus = open_corpus(ref.url, ref.version)
+    if corpus.ref != ref:
+        raise IntegrityError(
+            f"version {ref.version} of {ref.url} is not the one that this job was planned with: it was replaced "
+            "meanwhile, or lies at another place on this machine; run the command again"
+        )
+    return corpus
 
 
 def _metadata(objects: Objects) -> bytes | None:

@@ -29,6 +29,7 @@ from och_dist.store.versions import (
     read_latest,
     read_version,
     seal,
+    sha256,
     unpack_digests,
     unseal,
     version_key,
@@ -187,6 +188,11 @@ class Index:
     def objects(self) -> Objects:
         return open_objects(self.url)
 
+    @cached_property
+    def ref(self) -> IndexRef:
+        """What a task carries to a worker in place of all this."""
+        return IndexRef(self.url, self.version, sha256(canonical(self.to_json())))
+
     @property
     def rows(self) -> int:
         return self.segments[-1].stop if self.segments else 0
@@ -273,10 +279,28 @@ def find_index(url: str) -> Index | None:
     return None if body is None else index_from_json(objects.url, body)
 
 
+@dataclass(frozen=True)
+class IndexRef:
+    """An index version, small enough to travel with every task."""
+
+    url: str
+    version: int
+    fingerprint: str
+
+    def open(self) -> Index:
+        """:func:`open_version` with a memory, by content: an index may be removed and made anew at the same place."""
+        return _remembered(self)
+
+
 @lru_cache(maxsize=16)
-def index_on_worker(url: str, version: int) -> Index:
-    """:func:`open_version` with a memory: a published version never changes."""
-    return open_version(url, version)
+def _remembered(ref: IndexRef) -> Index:
+    index = open_version(ref.url, ref.version)
+    if index.ref != ref:
+        raise IntegrityError(
+            f"version {ref.version} of {ref.url} is not the one that this job was planned with: it was replaced "
+            "meanwhile, or lies at another place on this machine; run the command again"
+        )
+    return index
 
 
 def index_from_json(url: str, body: dict[str, Any]) -> Index:

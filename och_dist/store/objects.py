@@ -13,7 +13,7 @@ import os
 import stat
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -131,9 +131,13 @@ class Objects(ABC):
     def delete_below(self, prefix: str) -> int:
         """Remove every object below a folder; returns how many."""
         keys = [key for key, _, _ in self.list(prefix)]
+        self.delete_all(keys)
+        return len(keys)
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        """Remove objects, in whatever order."""
         for key in keys:
             self.delete(key)
-        return len(keys)
 
     def require_put_if_absent(self) -> None:
         """Refuse a store whose second put-if-absent of one key succeeds."""
@@ -324,6 +328,12 @@ class BucketObjects(Objects):
 
         with _bucket_errors(f"{self.url}/{check_key(key)}"), contextlib.suppress(FileNotFoundError):
             obstore.delete(self._store, key)
+
+    def delete_all(self, keys: Sequence[str]) -> None:
+        import obstore
+
+        with _bucket_errors(self.url), contextlib.suppress(FileNotFoundError):
+            obstore.delete(self._store, [check_key(key) for key in keys])  # a thousand with each request
 
     def _create(self, key: str, data: bytes) -> bool:
         import obstore

@@ -75,6 +75,28 @@ def test_scan_merges_one_side_and_keeps_the_other(client: Any, count: int) -> No
     assert (total, client.gather(kept)) == expected
 
 
+class Weighed:
+    """A value of a leaf or a merge that counts how many of its kind are alive."""
+
+    alive = most = 0
+
+    def __init__(self) -> None:
+        type(self).alive += 1
+        type(self).most = max(self.most, self.alive)
+
+    def __del__(self) -> None:
+        type(self).alive -= 1
+
+
+@pytest.mark.parametrize("shape", [reduce_tasks, scan_tasks])
+def test_in_this_process_only_a_few_values_of_each_level_are_held(shape: Any) -> None:
+    """Moments of 960 dimensions take 7 MB: those of all partitions of a large corpus would fill the machine."""
+    Weighed.most = 0
+    leaf = {reduce_tasks: lambda task, shared: Weighed(), scan_tasks: lambda task, shared: (Weighed(), task)}[shape]
+    shape(leaf, range(520), lambda parts: Weighed(), client=None, name="weigh")
+    assert Weighed.most <= 4 * graph.FAN_IN
+
+
 AWKWARD: list[Any] = [(len, [1, 2]), ("same-0", 1), {"a": (len, [1])}, [(len, "ab")], "same-0", None, b"x", 1.5]
 
 

@@ -258,3 +258,23 @@ def test_bad_rows_of_an_adopted_array_are_named(vectors: np.ndarray, model: str,
         encode(str(tmp_path / "array"), str(tmp_path / "index"), model=model, chunk_rows=50)
     assert caught.value.rows == (137,)
     assert find_index(str(tmp_path / "index")) is None
+
+
+def test_an_adopted_array_that_changes_meanwhile_is_not_published(
+    vectors: np.ndarray, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = zarr.create_array(store=tmp_path / "array", data=vectors[:200], chunks=(64, 16))
+    plain = stage.run_job
+
+    def run_and_write(*args: Any) -> int:
+        rows = plain(*args)
+        array[70] = vectors[900]
+        return rows
+
+    monkeypatch.setattr(stage, "run_job", run_and_write)
+    with pytest.raises(ConflictError, match="was written to while it was being encoded"):
+        encode(str(tmp_path / "array"), str(tmp_path / "index"), model=model)
+    assert find_index(str(tmp_path / "index")) is None
+    monkeypatch.undo()
+    encode(str(tmp_path / "array"), str(tmp_path / "index"), model=model)
+    assert np.array_equal(all_codes(str(tmp_path / "index")), codes_of(model, np.asarray(array[:])))

@@ -37,11 +37,13 @@ from och_dist.errors import BadInputError, ConflictError, IntegrityError, NonFin
 from och_dist.kernels.gistlike import gist_rows
 from och_dist.stages import ingest as stage
 from och_dist.stages.ingest import default_chunk_rows, generate, ingest
+from och_dist.stages.origins import Files
 from och_dist.stages.upkeep import gc
 from och_dist.stages.verify import verify
-from och_dist.store.arrays import CODECS, chunk_key, open_array
+from och_dist.store.arrays import CODECS, ArraySpec, chunk_key, open_array
 from och_dist.store.corpus import find_corpus, open_corpus
 from och_dist.store.objects import open_objects
+from och_dist.store.readers import Source
 
 FORMATS = [
     (write_fvecs, "<f4", None),
@@ -375,3 +377,42 @@ def test_generated_rows_depend_on_their_number_alone(tmp_path: Path) -> None:
 def test_impossible_generators_are_refused(wrong: dict[str, int], tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         generate(str(tmp_path / "corpus"), **{"rows": 3, "dim": 4, **wrong})
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    chunk_rows=st.integers(1, 8),
+    data=st.data(),
+)
+def test_a_task_carries_only_the_files_that_it_reads(sizes: list[int], chunk_rows: int, data: st.DataObject) -> None:
+    """Rows of all chunks that are still to do, and files that each task knows, against the plain list of all rows."""
+    sources = tuple(Source(f"{i}.npy", "npy", rows, 2, "<f4", f"{i}", 0) for i, rows in enumerate(sizes))
+    rows = [(source.path, row) for source in sources for row in range(source.rows)]
+    bad = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), max_size=len(rows) - 1)))
+    kept = [place for number, place in enumerate(rows) if number not in bad]
+    spec = ArraySpec(len(kept), 2, "<f4", chunk_rows)
+    there = data.draw(st.sets(st.integers(0, spec.n_chunks - 1)))
+    tasks = stage._plan("/corpus", "p", spec, Files(sources), np.array(bad, np.int64), there)
+    assert [task.chunk for task in tasks] == [chunk for chunk in range(spec.n_chunks) if chunk not in there]
+    for task in tasks:
+        assert isinstance(task.origin, Files)
+        known = [(source.path, row) for source in task.origin.sources for row in range(source.rows)]
+        numbers = [n for n in range(task.start, task.stop) if n not in task.skip]
+        assert [known[n - task.origin.first_row] for n in numbers] == kept[slice(*spec.bounds(task.chunk))]
+        wanted = {rows[n][0] for n in range(task.start, task.stop)}
+        assert {source.path for source in task.origin.sources} == wanted
+
+
+def test_a_long_run_of_bad_rows_is_not_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk of ten rows, the first of which lies a thousand bad rows before the others."""
+    values = clustered(1030, dim=4)
+    values[[*range(1, 1001), 1015]] = np.nan
+    monkeypatch.setattr(stage, "SCAN_ROWS_BYTES", 50 * 16)
+    sizes: list[int] = []
+    plain = Files.read
+    monkeypatch.setattr(Files, "read", lambda self, a, b: sizes.append(b - a) or plain(self, a, b))
+    path = save(tmp_path, "a.npy", values)
+    ingest([path], str(tmp_path / "c"), chunk_rows=10, nonfinite="drop")
+    assert np.array_equal(whole(str(tmp_path / "c")), values[np.isfinite(values).all(axis=1)])
+    assert max(sizes) == 50

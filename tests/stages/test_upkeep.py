@@ -119,6 +119,8 @@ def test_status_of_an_unfinished_job(corpus: str, model: str, tmp_path: Path) ->
     assert (facts["version"], facts["versions"], facts["rows"]) == (None, [], 0)
     (job,) = facts["jobs"]
     assert (job["state"], job["done"], job["chunks"], job["rows"]) == ("unfinished", 6, 10, [0, 1000])
+    with pytest.raises(BadInputError, match="half has no published version yet; 'och status' lists its jobs"):
+        inspect(str(tmp_path / "half"))
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3, 10])

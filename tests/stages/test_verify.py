@@ -21,6 +21,7 @@ from och_dist.store import corpus as corpus_store
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import open_version
 from och_dist.store.model import split_model_path
+from och_dist.store.objects import LocalObjects
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "flip first": lambda data: bytes([data[0] ^ 16]) + data[1:],
@@ -234,6 +235,16 @@ def test_an_adopted_array(vectors: np.ndarray, tmp_path: Path) -> None:
     damage(tmp_path / "array" / "c" / "2" / "0", "delete")
     with pytest.raises(IntegrityError, match="missing"):
         verify(str(tmp_path / "array"))
+
+
+def test_an_adopted_array_is_listed_once(vectors: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing for each of its partitions would take time with the square of its size."""
+    zarr.create_array(store=tmp_path / "array", data=vectors, chunks=(50, 16))
+    listings: list[str] = []
+    plain = LocalObjects.list
+    monkeypatch.setattr(LocalObjects, "list", lambda self, prefix: listings.append(prefix) or plain(self, prefix))
+    assert verify(str(tmp_path / "array")).facts["rows"] == 1000
+    assert len([prefix for prefix in listings if prefix == ""]) <= 2  # here, and once for each worker
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import os
+import shutil
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from och_dist.store.arrays import ArraySpec, chunk_key, create_array, write_chun
 from och_dist.store.corpus import (
     Corpus,
     Segment,
-    corpus_on_worker,
+    _remembered,
     find_corpus,
     open_corpus,
     vectors_prefix,
@@ -346,11 +348,11 @@ def test_an_adopted_array_that_grows(tmp_path: Path) -> None:
     """A worker lives longer than a job: the next job must see the rows that were added meanwhile."""
     url, values = str(tmp_path / "a"), some_values(12)
     foreign(tmp_path / "a", values[:8], chunks=(4, 3))
-    old = corpus_on_worker(url, 0)
+    old = open_corpus(url).ref.open()
     assert np.array_equal(old.read(0, 8), values[:8])
     array = zarr.open_array(tmp_path / "a", mode="r+")
     array.append(values[8:])
-    new = corpus_on_worker(url, 0)
+    new = open_corpus(url).ref.open()
     assert new.rows == 12
     assert np.array_equal(new.read(0, 12), values)
     assert new.digest(0, 8) != old.digest(0, 8)  # the metadata is part of every digest
@@ -369,6 +371,40 @@ def test_an_adopted_array_that_was_replaced(tmp_path: Path) -> None:
 
 def test_workers_remember_published_versions(url: str) -> None:
     build(url, [(10, 4)])
-    assert corpus_on_worker(url, 1) is corpus_on_worker(url, 1)
+    first = open_corpus(url).ref
+    assert first.open() is first.open()
     append(url, some_values(3), 3)
-    assert (corpus_on_worker(url, 1).rows, corpus_on_worker(url, 2).rows) == (10, 13)
+    assert (first.open().rows, open_corpus(url).ref.open().rows) == (10, 13)
+
+
+def test_workers_notice_a_corpus_made_anew_at_the_same_place(url: str) -> None:
+    """A worker lives longer than a corpus: version 1 of the next one has the same number, and other rows."""
+    build(url, [(10, 4)])
+    old = open_corpus(url).ref
+    assert old.open().rows == 10
+    shutil.rmtree(url)
+    values = build(url, [(7, 3)])
+    new = open_corpus(url).ref
+    assert np.array_equal(new.open().read(0, 7), values)
+    _remembered.cache_clear()  # a worker that joined later
+    with pytest.raises(IntegrityError, match="not the one that this job was planned with"):
+        old.open()
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=6), st.data())
+@settings(deadline=None, max_examples=30)
+def test_digests_over_any_rows(sizes: list[tuple[int, int]], data: st.DataObject) -> None:
+    """Against the plain walk over all segments."""
+    stops = np.cumsum([rows for rows, _ in sizes]).tolist()
+    segments = tuple(
+        Segment(f"s{i}", stop - rows, stop, chunk, np.arange(-(-rows // chunk), dtype="<u4") + 100 * i)
+        for i, ((rows, chunk), stop) in enumerate(zip(sizes, stops, strict=True))
+    )
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, stops[-1])] * 2)))
+    expected = hashlib.sha256()
+    for s in segments:
+        low, high = max(start, s.start), min(stop, s.stop)
+        if low < high:
+            chunks = sorted({(row - s.start) // s.chunk_rows for row in range(low, high)})
+            expected.update(f"{low} {high} {s.start} {s.chunk_rows} ".encode() + s.digests[chunks].tobytes())
+    assert Corpus("/c", 1, 2, "<f4", segments).digest(start, stop) == expected.hexdigest()

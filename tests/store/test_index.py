@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from och_dist.store.index import (
     Index,
     IndexSegment,
     Job,
+    _remembered,
     begin_job,
     done_chunks,
     find_index,
     index_from_json,
-    index_on_worker,
     list_jobs,
     model_objects,
     next_version,
@@ -83,8 +84,22 @@ def test_versions(url: str) -> None:
     assert [first for first, _ in index.blocks()] == [0, 4, 8, 10, 13]
     assert [open_version(url, version).rows for version in (1, 2, 3)] == [10, 13, 17]
     assert find_index(url) == index
-    assert index_on_worker(url, 2) is index_on_worker(url, 2)
+    assert index.ref.open() is index.ref.open()
     assert index_from_json(index.url, index.to_json()) == index
+
+
+def test_workers_notice_an_index_made_anew_at_the_same_place(url: str) -> None:
+    """A worker lives longer than an index: version 1 of the next one has the same number, and other codes."""
+    build(url, [10])
+    old = open_version(url).ref
+    assert old.open().rows == 10
+    shutil.rmtree(url)
+    codes = build(url, [7])
+    new = open_version(url).ref.open()
+    assert np.array_equal(np.concatenate([block for _, block in new.blocks()]), codes)
+    _remembered.cache_clear()  # a worker that joined later
+    with pytest.raises(IntegrityError, match="not the one that this job was planned with"):
+        old.open()
 
 
 def test_no_index(url: str) -> None:

@@ -82,6 +82,23 @@ def test_objects(s3: str) -> None:
             objects.read(key)
 
 
+def test_many_objects_go_with_few_requests(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records of a billion rows are 15,000 objects: one request for each would take minutes."""
+    objects = open_objects(s3)
+    for number in range(30):
+        objects.put(f"done/{number}", b"")
+    objects.put("other", b"")
+    requests: list[Any] = []
+    obstore = pytest.importorskip("obstore")
+    plain = obstore.delete
+    monkeypatch.setattr(obstore, "delete", lambda store, keys: requests.append(keys) or plain(store, keys))
+    assert objects.delete_below("done") == 30
+    objects.delete_all([])
+    objects.delete_all(["other", "never there"])
+    assert list(objects.list("")) == []
+    assert len(requests) <= 3
+
+
 def test_tag_changes_with_the_content(s3: str) -> None:
     objects = open_objects(s3)
     objects.put("key", b"1")
