@@ -1,11 +1,19 @@
-"""Strict mode: with OCH_TEST_STRICT=1 a skipped test fails, unless tests/allowed_skips.txt names a part of it."""
+"""Strict mode: with OCH_TEST_STRICT=1 a skipped test fails, unless tests/allowed_skips.txt names a part of it.
+
+A shell that starts the tests in the background lets them ignore Ctrl-C, and every process they start would inherit
+that; the tests of interruption need the usual way.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALLOWED = Path(__file__).parent / "tests" / "allowed_skips.txt"
 

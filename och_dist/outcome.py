@@ -96,7 +96,7 @@ def _loss(error: BaseException) -> OchError | None:
     kind = type(error).__name__
     if kind == "KilledWorker":
         return IncompleteError(
-            f"task {error.args[0]} took down every worker it ran on ({error}); what is done is kept: "
+            f"every worker that task {error.args[0]} was given to died ({error}); what is done is kept: "
             "check the workers' memory (--memory-limit) and logs, then run the command again"
         )
     if "Cancelled" in kind:

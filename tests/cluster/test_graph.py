@@ -254,7 +254,8 @@ def test_kept_errors_do_not_keep_the_data_of_their_tasks() -> None:
 
 
 def test_a_task_that_takes_down_its_worker_ends_in_a_sentence(client: Any) -> None:
-    with pytest.raises(errors.IncompleteError, match=r"die-\w+-3 took down every worker it ran on") as caught:
+    # Tasks that were waiting on the same workers every time may be named as well: Dask cannot tell them apart.
+    with pytest.raises(errors.IncompleteError, match=r"every worker that task die-\w+-\d was given to died") as caught:
         map_tasks(work.die, range(6), client=client, name="die")
     assert caught.value.exit_code == 5
     client.wait_for_workers(2, timeout=30)
