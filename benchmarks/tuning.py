@@ -32,7 +32,7 @@ from threadpoolctl import threadpool_limits
 from och_dist.errors import OchError
 from och_dist.hashers.base import Hasher, TrainingData, training_data
 from och_dist.kernels.euclidean import euclidean_top_k
-from och_dist.kernels.hamming import hamming_histogram, hamming_pairs
+from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
 from och_dist.kernels.packing import code_words
 from och_dist.metrics import mean_average_precision, pooled_area, precision_at
 from och_dist.stages.splits import Split
@@ -153,9 +153,9 @@ def measure(problem: Problem, method: str, bits: int, setting: Setting) -> Score
     except OchError as error:
         return str(error)
     queries, codes = _encoded(hasher, problem.queries), _encoded(hasher, problem.database)
-    n = hamming_histogram(queries, codes, bits)
+    n = hamming_histogram(queries, lay_out(codes, bits))
     query = np.repeat(np.arange(len(queries)), problem.truth.shape[1])
-    levels = hamming_pairs(queries, codes, query, problem.truth.ravel())
+    levels = hamming_pairs(code_words(queries), code_words(codes), query, problem.truth.ravel())
     g = np.bincount(query * (bits + 1) + levels, minlength=n.size).reshape(n.shape)
     at = min(100, len(codes))
     return Score(mean_average_precision(n, g), float(precision_at(n, g, at).mean()), pooled_area(n, g), seconds)
@@ -164,7 +164,7 @@ def measure(problem: Problem, method: str, bits: int, setting: Setting) -> Score
 def _encoded(hasher: Hasher, rows: np.ndarray) -> np.ndarray:
     starts = range(0, len(rows), BLOCK_ROWS)
     blocks = [hasher.encode_block(rows[i : i + BLOCK_ROWS], first_row=i) for i in starts]
-    return code_words(np.concatenate(blocks))
+    return np.concatenate(blocks)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 import och_dist
-from och_dist.cli_options import Surroundings, cluster_options, output_options, run_stage
+from och_dist import cli_search, cli_upkeep
+from och_dist.cli_options import Surroundings, cluster_options, run_stage
 from och_dist.errors import IncompleteError, OchError, UsageError
 
 INTERRUPTED = 130
@@ -111,6 +112,9 @@ def generate(corpus: str, **options: Any) -> None:
 @click.option("--codec", default="none", show_default=True, help="none, lz4 or zstd; crc32c is always added.")
 @click.option("--nonfinite", type=click.Choice(["error", "drop"]), default="error", show_default=True,
               help="What to do with rows that hold NaN or infinity.")  # fmt: skip
+@click.option("--ids", multiple=True, metavar="FILE", help="Ids of the rows (.npy, or .txt with one id a line): one "
+              "file for each file of vectors, in the same order.")  # fmt: skip
+@click.option("--id-column", metavar="NAME", help="Column of parquet vectors that holds the ids of the rows.")
 @cluster_options
 def ingest(sources: tuple[str, ...], corpus: str, **options: Any) -> None:
     """Bring SOURCES (fvecs, bvecs, npy, HDF5, parquet, MATLAB, Zarr; files or globs) into CORPUS."""
@@ -173,21 +177,6 @@ def publish(index: str, job: str, **options: Any) -> None:
     from och_dist.stages.publish import publish as stage
 
     run_stage(options, stage, index, job)
-
-
-@cli.command()
-@click.argument("index")
-@click.argument("queries")
-@click.option("-k", type=int, default=100, show_default=True, help="Neighbours per query.")
-@click.option("-o", "--output", metavar="FILE", help="Write to FILE (.zarr, .npz, .parquet or .jsonl).")
-@click.option("--dataset", help="Dataset, column or variable of the query file.")
-@click.option("--version", type=int, help="Search this version of the index [default: the newest].")
-@cluster_options
-def search(index: str, queries: str, **options: Any) -> None:
-    """Find the K codes of INDEX nearest to each of QUERIES (a vector file or a corpus), in order (distance, row)."""
-    from och_dist.stages.search import search as stage
-
-    run_stage(options, stage, index, queries)
 
 
 @cli.command()
@@ -254,50 +243,6 @@ def compare(corpus: str, output: str, **options: Any) -> None:
 
 
 @cli.command()
-@click.argument("path")
-@cluster_options
-def verify(path: str, **options: Any) -> None:
-    """Check every byte of a corpus or an index against what was published."""
-    from och_dist.stages.verify import verify as stage
-
-    run_stage(options, stage, path)
-
-
-@cli.command()
-@click.argument("path")
-@output_options
-def inspect(path: str, **options: Any) -> None:
-    """Describe a corpus, an index or a model."""
-    from och_dist.stages.upkeep import inspect as stage
-
-    Surroundings(options).show(stage(path))
-
-
-@cli.command()
-@click.argument("index")
-@output_options
-def status(index: str, **options: Any) -> None:
-    """List the versions of INDEX and its jobs, finished or not."""
-    from och_dist.stages.upkeep import status as stage
-
-    Surroundings(options).show(stage(index))
-
-
-@cli.command()
-@click.argument("path")
-@click.option("--keep", type=int, default=3, show_default=True, help="Newest versions that stay.")
-@click.option("--job", "jobs", multiple=True, help="Also remove this unpublished job (see 'och status').")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@output_options
-def gc(path: str, **options: Any) -> None:
-    """Remove old versions of an index and what only they use; unpublished jobs only when named."""
-    from och_dist.stages.upkeep import gc as stage
-
-    around = Surroundings(options)
-    around.show(stage(path, **options))
-
-
-@cli.command()
 @click.argument("file")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a variable, or STAGE.PARAMETER.")
 @cluster_options
@@ -331,6 +276,10 @@ def _run_file(file: str, settings: tuple[str, ...], options: dict[str, Any]) -> 
         click.echo(json.dumps({"name": pipeline.name, "stages": stages}))
     else:
         click.echo(render_run(pipeline.name, reports, around.dashboard))
+
+
+for command in (cli_search.search, *cli_upkeep.COMMANDS):
+    cli.add_command(command)
 
 
 def main() -> None:

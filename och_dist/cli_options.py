@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 
+ROWS = "such as 5,10-20 (10 and 20 included), or @FILE (.npy of numbers or a mask, or a text file)"
+IDS = "such as a17,b4, or @FILE (.npy, or .txt with one id a line)"
+
 
 def output_options(command: Command) -> Command:
     """--json, -v and -q."""

@@ -25,6 +25,7 @@ Advance = Callable[[int], None]
 
 FAN_IN = 8
 WINDOW = 4096
+SMALL_BYTES = 4 << 20
 SIDES = ((0, "sum"), (1, "keep"))
 
 
@@ -146,6 +147,63 @@ def scan_tasks(
     """
     leaves = _leaves(function, tasks, client, name, shared, advance, weight)
     return leaves.scan(merge)
+
+
+def pin_tasks(function: Callable[[Task], Any], tasks: Sequence[Task], *, client: Client, name: str) -> list[Future]:
+    """``function(task)`` of every task, kept on the workers as long as the futures are; a lost one is made again."""
+    token = uuid.uuid4().hex[:8]
+    keys = [f"{name}-{token}-{number}" for number in range(len(tasks))]
+    return client.map(guarded, [function] * len(tasks), tasks, key=keys, pure=False, retries=RETRIES)
+
+
+def derive_pinned(
+    function: Callable[[Any, Task], Any], pinned: Sequence[Future], tasks: Sequence[Task], *, client: Client, name: str
+) -> list[Future]:
+    """``function(value, task)`` of every pinned value and its task, kept like those."""
+    token = uuid.uuid4().hex[:8]
+    keys = [f"{name}-{token}-{number}" for number in range(len(tasks))]
+    functions = [function] * len(tasks)
+    return client.map(_on_value, functions, pinned, tasks, key=keys, pure=False, retries=RETRIES)
+
+
+def start_reduce(
+    function: Callable[[Any, Any], T],
+    pinned: Sequence[Future],
+    merge: Callable[[Sequence[T]], T],
+    *,
+    client: Client,
+    name: str,
+    shared: Any,
+    nbytes: int,
+) -> Callable[[], T]:
+    """Start ``merge`` over ``function(value, shared)`` of every pinned value; what is returned waits for it.
+
+    The last merge of the tree, of at most FAN_IN parts, is done here: a trip to a worker takes longer. ``shared``
+    (about ``nbytes`` large) travels inside the tasks where that is little, otherwise once to each worker.
+    """
+    token = uuid.uuid4().hex[:8]
+    if nbytes * len(pinned) > SMALL_BYTES:
+        shared = client.scatter(shared, hash=False)
+    keys = [f"{name}-{token}-{number}" for number in range(len(pinned))]
+    functions, payload = [function] * len(pinned), [shared] * len(pinned)
+    level = client.map(_on_value, functions, pinned, payload, key=keys, pure=False, retries=RETRIES)
+    depth = 0
+    while len(level) > FAN_IN:
+        groups = [level[i : i + FAN_IN] for i in range(0, len(level), FAN_IN)]
+        keys = [f"merge_{name}-{token}-{depth}-{number}" for number in range(len(groups))]
+        level = client.map(_merged, [merge] * len(groups), groups, key=keys, pure=False, retries=RETRIES)
+        depth += 1
+    watch = Watch(client)
+
+    def finish() -> T:
+        parts = settle(level, watch)
+        return _unwrap(parts if isinstance(parts, Failure) else _merged(merge, parts))
+
+    return finish
+
+
+def _on_value(function: Callable[[Any, Any], T], value: Any, task: Any) -> T | Failure:
+    return value if isinstance(value, Failure) else guarded(function, value, task)
 
 
 def _leaves(

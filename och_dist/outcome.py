@@ -71,8 +71,8 @@ def _accident(task: str, error: BaseException) -> IncompleteError:
     return ours
 
 
-def settle(future: Future, watch: Watch) -> Any:
-    """What became of a future, accidents turned into our errors.
+def settle(future: Future | list[Future], watch: Watch) -> Any:
+    """What became of a future, or of a list of them, accidents turned into our errors.
 
     A result whose worker died after finishing it is made again, so this too may take as long as a task.
     """
@@ -86,7 +86,7 @@ def settle(future: Future, watch: Watch) -> Any:
         raise
     except (Exception, asyncio.CancelledError) as error:
         ours = error if isinstance(error, OchError) else _loss(error)
-        return Failure(ours or _accident(f"task {future.key}", error))
+        return Failure(ours or _accident(f"task {getattr(future, 'key', 'of a search')}", error))
     finally:
         gathering.cancel()
 

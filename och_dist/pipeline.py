@@ -31,6 +31,8 @@ STAGES = {
     "evaluate": "och_dist.stages.evaluate:evaluate",
     "compare": "och_dist.report.comparison:compare_with_report",
     "verify": "och_dist.stages.verify:verify",
+    "delete": "och_dist.stages.delete:delete",
+    "compact": "och_dist.stages.compact:compact",
 }
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")

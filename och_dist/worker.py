@@ -53,7 +53,15 @@ def warm_kernels() -> None:
 
     from och_dist.kernels.clusters import block_clusters
     from och_dist.kernels.euclidean import euclidean_top_k, merge_candidates
-    from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, hamming_top_k, merge_top_k
+    from och_dist.kernels.hamming import (
+        SAMPLE_FROM,
+        hamming_histogram,
+        hamming_pairs,
+        hamming_radius,
+        hamming_top_k,
+        lay_out,
+        merge_top_k,
+    )
     from och_dist.kernels.packing import code_words, count_ones
     from och_dist.kernels.project import encode_linear
 
@@ -63,9 +71,13 @@ def warm_kernels() -> None:
     count_ones(codes, 8)
     merge_candidates([euclidean_top_k(rows, rows, 2)], 2)
     words, first = code_words(codes), np.zeros(1, np.int64)
-    part = hamming_top_k(words, words, 2, n_bits=8)
+    # Codes of up to 32 bits have a type of their own, many codes a scan of a sample before the scan.
+    for packed, bits in ((codes, 8), (np.zeros((SAMPLE_FROM, 8), np.uint8), 64)):
+        block = lay_out(packed, bits)
+        part = hamming_top_k(packed[:1], block, 1)
+        hamming_histogram(packed[:1], block)
+        hamming_radius(packed[:1], block, 1, live=np.ones(block.n, bool))
     merge_top_k([part, part], 2)
-    hamming_histogram(words, words, 8)
     hamming_pairs(words, words, first, first)
 
 

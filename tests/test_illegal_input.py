@@ -252,11 +252,11 @@ def test_folder_that_holds_nothing(made: Job, tmp_path: Path, words: tuple[str, 
 
 def test_corpus_for_an_index_and_the_reverse(job: Job) -> None:
     before = sorted(job.corpus.rglob("*"))
-    message = "is of kind 'corpus', format 1; an index of format 1 is needed here"
+    message = "is of kind 'corpus', format 1; an index of format 1 or 2 is needed here"
     refused(BAD_INPUT, message, "search", job.corpus, job.queries)
     refused(BAD_INPUT, message, "encode", job.corpus, job.corpus, "--model", job.model, keeps=[job.corpus])
     assert sorted(job.corpus.rglob("*")) == before
-    message = "is of kind 'index', format 1; a corpus of format 1 is needed here"
+    message = "is of kind 'index', format 1; a corpus of format 1 or 2 is needed here"
     refused(BAD_INPUT, message, "encode", job.index, job.index, "--model", job.model, keeps=[job.index])
     refused(BAD_INPUT, message, "ingest", job.queries, job.index, "--append", keeps=[job.index])
 

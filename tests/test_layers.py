@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "och_dist"
 # Each layer, from the top of the diagram down, with the outside packages it may use.
 LAYERS: list[tuple[tuple[str, ...], set[str]]] = [
     (("errors",), set()),
-    (("kernels",), {"numpy", "scipy", "numba"}),
+    (("kernels",), {"numpy", "scipy", "numba", "llvmlite"}),
     (("hashers", "metrics"), {"numpy", "scipy", "numba", "sklearn", "threadpoolctl"}),
     (("store",), {"numpy", "scipy", "zarr", "obstore", "h5py", "pyarrow", "google_crc32c", "numcodecs"}),
     (("graph", "outcome"), {"dask", "distributed"}),
@@ -22,7 +22,7 @@ LAYERS: list[tuple[tuple[str, ...], set[str]]] = [
     (("stages",), {"numpy", "dask", "dask_ml", "sklearn", "google_crc32c", "distributed"}),
     (("estimators", "report"), {"numpy", "dask", "sklearn"}),
     (("pipeline", "monitor"), {"distributed", "bokeh", "rich", "prometheus_client"}),
-    (("cli", "cli_options"), {"click", "distributed"}),
+    (("cli", "cli_options", "cli_search", "cli_upkeep"), {"click", "distributed"}),
 ]
 
 

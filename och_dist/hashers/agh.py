@@ -194,6 +194,15 @@ class AGH(Hasher):
             first_row=first_row,
         )
 
+    def query_scores(self, vectors: np.ndarray) -> np.ndarray:
+        """(q, n_bits) float64: the graph functions, and with two layers how far each is inside its division."""
+        numbers, distances = nearest_anchors(vectors, self.anchors_, int(self.n_neighbours))
+        scores = anchor_scores(numbers, anchor_shares(distances, float(self.bandwidth_[0])), self.weights_)
+        if self.n_layers == 1:
+            return scores
+        above, below = self.thresholds_
+        return np.concatenate([scores, np.where(scores > 0, scores - above, below - scores)], axis=1)
+
     def info(self) -> dict[str, Any]:
         """Notes, and for a model trained here the eigenvalues of the graph."""
         report = super().info()

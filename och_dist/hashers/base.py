@@ -17,7 +17,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
-from och_dist.errors import BadInputError, IntegrityError
+from och_dist.errors import BadInputError, IntegrityError, UsageError
 from och_dist.kernels.moments import block_moments
 
 __all__ = [
@@ -161,6 +161,31 @@ class Hasher(TransformerMixin, BaseEstimator):
         """Codes of one block (rows, d); ``first_row`` is its global row number, for error messages."""
         raise NotImplementedError
 
+    def query_weights(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What an asymmetric search needs of queries (q, d): codes, weights and scales.
+
+        Codes (q, bytes) uint8 are those of :meth:`encode_block`. Weights (q, n_bits) int32 times the scale (q,) float64
+        of the query are the magnitudes of its scores, and the asymmetric distance to a stored code is the sum of the
+        weights of the bits that differ. All are the same numbers for any batch and on any machine.
+        """
+        check_is_fitted(self)
+        # Imported here so that a method can be trained and inspected without compiling kernels.
+        from och_dist.kernels.asymmetric import whole_weights
+
+        codes = self.encode_block(vectors)
+        weights, scales = whole_weights(self.query_scores(vectors))
+        return codes, weights, scales
+
+    def query_scores(self, vectors: np.ndarray) -> np.ndarray:
+        """Real scores (q, n_bits) float64 whose signs are the codes of queries (q, d), by fixed-order arithmetic.
+
+        Only for vectors that ``encode_block`` takes. The sign of a score within rounding errors of zero may differ.
+        """
+        raise UsageError(
+            f"method {self.method} has no real-valued scores; expected one with a score behind each bit: "
+            "rank by Hamming distance instead"
+        )
+
     def _validated(self, X: Any, *, reset: bool) -> np.ndarray:
         try:
             return validate_data(self, X, dtype=[np.float32, np.float64], reset=reset)
@@ -225,6 +250,12 @@ class LinearHasher(Hasher):
         from och_dist.kernels.project import encode_linear
 
         return encode_linear(block, self.mean_, self.projection_, self.offsets_, first_row=first_row)
+
+    def query_scores(self, vectors: np.ndarray) -> np.ndarray:
+        """(q, n_bits) float64: (x - mean) @ projection + offsets."""
+        from och_dist.kernels.project import linear_scores
+
+        return linear_scores(vectors, self.mean_, self.projection_, self.offsets_)
 
     def _set_linear(self, mean: np.ndarray, projection: np.ndarray, offsets: np.ndarray) -> None:
         """Store the learned map in float32, refusing values that do not fit."""

@@ -87,6 +87,13 @@ class SGH(Hasher):
         model = self.mean_, self.bases_, float(self.bandwidth_[0]), self.bias_, self.weights_
         return encode_gaussian(block, *model, first_row=first_row)
 
+    def query_scores(self, vectors: np.ndarray) -> np.ndarray:
+        """(q, n_bits) float64: the weighted sums of kernel features whose signs are the bits."""
+        from och_dist.kernels.gaussian import gaussian_scores
+
+        model = self.mean_, self.bases_, float(self.bandwidth_[0]), self.bias_, self.weights_
+        return gaussian_scores(vectors, *model)
+
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         if len(data.rows) == 0:
             raise BadInputError("the training pool holds no rows; pass at least one")

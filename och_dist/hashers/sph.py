@@ -94,6 +94,12 @@ class SpH(Hasher):
 
         return encode_spheres(block, self.pivots_, self.squared_radii_, first_row=first_row)
 
+    def query_scores(self, vectors: np.ndarray) -> np.ndarray:
+        """(q, n_bits) float64: how far each query lies inside each sphere, radius minus distance."""
+        from och_dist.kernels.spheres import sphere_scores
+
+        return sphere_scores(vectors, self.pivots_, self.squared_radii_)
+
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         from och_dist.kernels.spheres import nth_distances
 

@@ -175,7 +175,7 @@ def _slack(d: int) -> tuple[float, float, float]:
 
 
 @njit(nogil=True)
-def _squared_distance(queries, q, rows, i, partial):  # type: ignore[no-untyped-def]
+def squared_distance(queries, q, rows, i, partial):  # type: ignore[no-untyped-def]
     """The distance as the module defines it; ``partial`` (LANES,) float64 is scratch."""
     d = rows.shape[1]
     whole = d - d % LANES
@@ -200,7 +200,7 @@ def _squared_distance(queries, q, rows, i, partial):  # type: ignore[no-untyped-
 def _row_distances(left, right, distances):  # type: ignore[no-untyped-def]
     partial = np.empty(LANES, dtype=np.float64)
     for i in range(left.shape[0]):
-        distances[i] = _squared_distance(left, i, right, i, partial)
+        distances[i] = squared_distance(left, i, right, i, partial)
 
 
 @njit(nogil=True)
@@ -220,7 +220,7 @@ def _push_near(  # type: ignore[no-untyped-def]
             lower -= slack[0] * both + slack[1] * reach * reach + slack[2]
             if reach <= NORM_LIMIT and (lower > bar or lower > limits[q]):
                 continue
-            distance = _squared_distance(queries, q, rows, i, partial)
+            distance = squared_distance(queries, q, rows, i, partial)
             # Rows come in ascending order, so a row at the k-th distance itself is behind all that are there.
             if distance > limits[q] or (filled[q] == k and distance >= bar):
                 continue

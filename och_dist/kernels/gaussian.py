@@ -86,6 +86,24 @@ def encode_gaussian(
     return codes
 
 
+def gaussian_scores(
+    block: np.ndarray, mean: np.ndarray, bases: np.ndarray, bandwidth: float, bias: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Scores (n, r) float64 of ``block`` (n, d), sum_j k_j W_jk as defined above, the same on every machine.
+
+    The arguments are those of :func:`encode_gaussian`. Slower than codes by far: meant for queries.
+    """
+    features = GaussianFeatures(mean, bases, bandwidth, bias)
+    check_rows(block, features.mean.shape[0])
+    columns = np.ascontiguousarray(weights.T, dtype=np.float64)
+    scores = np.empty((block.shape[0], columns.shape[0]))
+    exact = features.rate, features.bases, features.base_squared, features.bias
+    for start in range(0, block.shape[0], ROWS_PER_BLOCK):
+        step = slice(start, start + ROWS_PER_BLOCK)
+        _fill_scores(*features.centred(block[step]), *exact, columns, scores[step])
+    return scores
+
+
 class GaussianFeatures:
     """The features k (n, m) of rows: ``mean`` (d,) float32, ``bases`` (m, d) float32, ``bias`` (m,) float64."""
 
@@ -200,20 +218,36 @@ def _fixed_dot(left, i, right, j, partial):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
+def _fill_features(centred, i, squared, rate, bases, base_squared, bias, features, partial):  # type: ignore[no-untyped-def]
+    """Fill ``features`` (1, m) with those of row i as defined; ``partial`` (LANES,) is scratch."""
+    norm = np.sqrt(squared)
+    for j in range(bases.shape[0]):
+        product = _fixed_dot(centred, i, bases, j, partial)
+        features[0, j] = _feature(product, norm, base_squared[j], rate, bias[j])
+
+
+@njit(nogil=True)
+def _fill_scores(centred, squared, rate, bases, base_squared, bias, columns, scores):  # type: ignore[no-untyped-def]
+    """Fill ``scores`` (n, r) as defined; ``columns`` (r, m) are the weights transposed."""
+    partial = np.empty(LANES, dtype=np.float64)
+    features = np.empty((1, bases.shape[0]), dtype=np.float64)
+    for i in range(scores.shape[0]):
+        _fill_features(centred, i, squared[i], rate, bases, base_squared, bias, features, partial)
+        for k in range(scores.shape[1]):
+            scores[i, k] = _fixed_dot(features, 0, columns, k, partial)
+
+
+@njit(nogil=True)
 def _set_exact_bits(  # type: ignore[no-untyped-def]
     centred, squared, rate, bases, base_squared, bias, columns, open_rows, open_bits, bits
 ):
     """Pairs come row by row, so that the features of a row are computed once."""
-    m = bases.shape[0]
     partial = np.empty(LANES, dtype=np.float64)
-    features = np.empty((1, m), dtype=np.float64)
+    features = np.empty((1, bases.shape[0]), dtype=np.float64)
     last = -1
     for p in range(open_rows.shape[0]):
         i = open_rows[p]
         if i != last:
-            norm = np.sqrt(squared[i])
-            for j in range(m):
-                product = _fixed_dot(centred, i, bases, j, partial)
-                features[0, j] = _feature(product, norm, base_squared[j], rate, bias[j])
+            _fill_features(centred, i, squared[i], rate, bases, base_squared, bias, features, partial)
             last = i
         bits[i, open_bits[p]] = _fixed_dot(features, 0, columns, open_bits[p], partial) > 0.0

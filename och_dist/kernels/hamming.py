@@ -1,110 +1,208 @@
-"""Hamming distances between packed codes: nearest rows, histograms, single pairs.
+"""Hamming distances between packed codes: nearest rows, rows within a radius, histograms, single pairs.
 
-All functions take the uint64 words of ``packing.code_words``. Neighbours are exact and in the total order
+Codes are laid out once (``lay_out``) and scanned often. Everything is exact, and results are in the total order
 (distance, row).
 
-The scan looks at 64 codes at a time and computes only their smallest distance, a loop without stores that
-compiles to vector population counts; a group is looked at again, code by code, only where that minimum
-beats the current k-th distance. Rows come in ascending order, so a row at the k-th distance itself never
-enters, and a histogram of the distances kept is all that is needed to know the k-th.
+A scan looks at 64 codes at a time and computes only whether one of them beats the current k-th distance; only then
+is the group looked at code by code. For many rows a sample of them tells first what the k-th distance will be about,
+so that few groups are looked at in vain; a query for which the sample promised too much is scanned again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
 
 from och_dist.errors import BadInputError, UsageError
+from och_dist.kernels import hamming_scan
+from och_dist.kernels.hamming_vectors import GROUP, popcount
+from och_dist.kernels.packing import code_words
 
-GROUP = 64
-BLOCK_WORDS = 16_384
-"""Words of codes scanned for one query before the next: 128 KB, which stays in the second-level cache."""
+__all__ = [
+    "GROUP",
+    "CodeBlock",
+    "hamming_histogram",
+    "hamming_pairs",
+    "hamming_radius",
+    "hamming_top_k",
+    "lay_out",
+    "merge_radius",
+    "merge_top_k",
+    "popcount",
+]
 
-QUERY_TILE = 64
-"""Queries that share one pass over the codes: bounds the candidate buffers, whatever the number of
-queries."""
+Neighbours = tuple[np.ndarray, np.ndarray]
+Within = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+GATHER_COST = 100
+"""Codes scanned for one query in the time it takes to gather one."""
+
+SAMPLE_STRIDE = 32
+SAMPLE_FROM = 1 << 16
+"""Blocks of at least so many codes have a sample, every 32nd code, that tells about the k-th distance."""
+
+MIN_CODES_PER_NEIGHBOUR = 16
+"""With fewer codes for each neighbour wanted nearly every group is looked at, whatever the sample says."""
+
+SAFETY = 3.0
+"""Standard deviations by which the rank taken in the sample exceeds the expected one: about one query in a thousand
+is scanned a second time."""
+
+CACHE_LINE = 64
+
+
+@dataclass(frozen=True)
+class CodeBlock:
+    """``n`` codes of ``n_bits`` laid out for scanning: ``groups`` (ceil(n / 64), words, 64), word by word in a group.
+
+    Made by ``lay_out``. ``sample`` holds every 32nd code in the same layout, or nothing for small blocks.
+    """
+
+    groups: np.ndarray
+    n: int
+    n_bits: int
+    sample: np.ndarray | None = field(repr=False, default=None)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use."""
+        return int(self.groups.nbytes) + (0 if self.sample is None else int(self.sample.nbytes))
+
+    def part(self, start: int, stop: int) -> CodeBlock:
+        """The rows from ``start`` to ``stop``, without a copy of the codes; both are multiples of 64 (or n)."""
+        if not 0 <= start <= stop <= self.n or start % GROUP or (stop % GROUP and stop != self.n):
+            raise UsageError(f"rows {start} to {stop} of {self.n}; expected multiples of {GROUP} in ascending order")
+        groups = self.groups[start // GROUP : -(-stop // GROUP)]
+        return _block(groups, stop - start, self.n_bits)
+
+    def take(self, rows: np.ndarray) -> CodeBlock:
+        """The codes of ``rows`` (m,) int64, copied."""
+        if rows.size and not (rows.min() >= 0 and rows.max() < self.n):
+            raise UsageError(f"rows {rows.min()} to {rows.max()}; expected 0 to {self.n - 1}")
+        words = np.empty((rows.size, self.groups.shape[1]), self.groups.dtype)
+        hamming_scan.gather_rows(self.groups, rows.astype(np.int64, copy=False), words)
+        return _lay_out_words(words, self.n_bits)
+
+
+def lay_out(codes: np.ndarray, n_bits: int) -> CodeBlock:
+    """Packed ``codes`` (n, ceil(n_bits / 8)) uint8 as a block for scanning."""
+    return _lay_out_words(_words(codes, n_bits, "codes"), n_bits)
 
 
 def hamming_top_k(
-    query_words: np.ndarray,
-    code_words: np.ndarray,
+    queries: np.ndarray,
+    block: CodeBlock,
     k: int,
     *,
-    n_bits: int,
     first_row: int = 0,
-    skip: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Nearest rows of ``code_words`` (n, w) for each of ``query_words`` (q, w).
+    row_numbers: np.ndarray | None = None,
+    live: np.ndarray | None = None,
+    limits: np.ndarray | None = None,
+) -> Neighbours:
+    """Nearest rows of ``block`` for each of the packed ``queries`` (q, bytes) uint8.
 
-    Returns distances (q, m) int32 and rows (q, m) int64, counted from ``first_row``, sorted by (distance,
-    row), with m = min(k, live rows). ``skip`` (n,) bool marks rows that are not considered.
+    Returns distances (q, m) int32 and rows (q, m) int64, sorted by (distance, row), with m = min(k, live rows).
+    Rows count from ``first_row``, or are looked up in ``row_numbers`` (n,) int64, ascending. ``live`` (n,) bool marks
+    the rows that count; all without it. ``limits`` (q,) are upper bounds already known for the k-th distance: rows
+    beyond them are not found, and the place they leave at the end has distance n_bits + 1 and row -1.
     """
-    _check_words(query_words, code_words, n_bits)
+    words = _words(queries, block.n_bits, "queries")
     if k < 0:
         raise UsageError(f"k={k}; expected a number of neighbours of at least 0")
-    live = None
-    if skip is not None:
-        if skip.shape != code_words.shape[:1]:
-            raise UsageError(f"skip has shape {skip.shape}; expected one flag for each of {len(code_words)} codes")
-        live = np.flatnonzero(~skip)
-        code_words = code_words[live]
-    codes, queries = np.ascontiguousarray(code_words), np.ascontiguousarray(query_words)
-    width = min(int(k), codes.shape[0])
-    distances = np.empty((queries.shape[0], width), dtype=np.int32)
-    rows = np.empty((queries.shape[0], width), dtype=np.int64)
-    if width:
-        for start in range(0, queries.shape[0], QUERY_TILE):
-            tile = slice(start, start + QUERY_TILE)
-            _scan(queries[tile], codes, width, distances[tile], rows[tile])
-    rows = rows if live is None else live[rows]
-    return distances, rows + first_row
+    numbers = _check_rows(block, row_numbers, live)
+    if limits is not None and limits.shape != (len(words),):
+        raise UsageError(f"limits have shape {limits.shape}; expected one for each of {len(words)} queries")
+    n_live = block.n if live is None else int(np.count_nonzero(live))
+    if live is not None and _gathering_pays(block.n, n_live, len(words)):
+        block, live, numbers = _live_rows(block, live, first_row, numbers)
+    width = min(int(k), n_live)
+    distances = np.full((len(words), width), block.n_bits + 1, dtype=np.int32)
+    rows = np.full((len(words), width), -1, dtype=np.int64)
+    if not distances.size:
+        return distances, rows
+    bounds = np.full(len(words), block.n_bits + 1, dtype=np.int64)
+    if limits is not None:
+        bounds = np.clip(np.asarray(limits, dtype=np.int64) + 1, 0, block.n_bits + 1)
+    guessed = _expected_limits(words, block, live, width) if limits is None else None
+    bits = _live_bits(block.n, live)
+    found = _scan_into(words, block, bits, bounds if guessed is None else guessed, distances, rows)
+    if guessed is not None and found.min() < width:
+        again = np.flatnonzero(found < width)
+        part = distances[again], rows[again]
+        found[again] = _scan_into(words[again], block, bits, bounds[again], *part)
+        distances[again], rows[again] = part
+    missing = None if found.min() == width else rows < 0
+    rows = numbers[rows] if numbers is not None else np.add(rows, first_row, out=rows)
+    if missing is not None:
+        rows[missing] = -1
+    return distances, rows
 
 
-def merge_top_k(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first k of several results, each (distances (q, k_i), rows (q, k_i)) sorted by (distance, row).
+def hamming_radius(
+    queries: np.ndarray,
+    block: CodeBlock,
+    radius: int,
+    *,
+    first_row: int = 0,
+    row_numbers: np.ndarray | None = None,
+    live: np.ndarray | None = None,
+) -> Within:
+    """All rows of ``block`` at a distance of at most ``radius`` from each of the packed ``queries`` (q, bytes).
 
-    The width is min(k, sum of k_i). Row numbers of different parts must be disjoint.
+    Returns indptr (q + 1,) int64, distances int32 and rows int64: query i has the entries indptr[i] to
+    indptr[i + 1], sorted by (distance, row). The other arguments are those of ``hamming_top_k``.
     """
-    if not parts:
-        raise UsageError("no partial results to merge; expected at least one")
-    if len({distances.shape[0] for distances, _ in parts}) != 1:
-        raise UsageError("the partial results are of different numbers of queries; expected one and the same")
+    words = _words(queries, block.n_bits, "queries")
+    if radius < 0:
+        raise UsageError(f"radius={radius}; expected a distance of at least 0")
+    numbers = _check_rows(block, row_numbers, live)
+    n_live = block.n if live is None else int(np.count_nonzero(live))
+    if live is not None and _gathering_pays(block.n, n_live, len(words)):
+        block, live, numbers = _live_rows(block, live, first_row, numbers)
+    limit = min(int(radius), block.n_bits) + 1
+    counts, distances, rows = hamming_scan.within_radius(
+        words, block.groups, _live_bits(block.n, live), limit, block.n_bits + 1
+    )
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    return indptr, distances, numbers[rows] if numbers is not None else rows + first_row
 
-    def merge(left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]) -> Any:
-        return _merge_two(*map(np.ascontiguousarray, (*left, *right)), min(k, left[0].shape[1] + right[0].shape[1]))
 
-    distances, rows = reduce(merge, parts)
-    return distances[:, :k], rows[:, :k]
-
-
-def hamming_histogram(query_words: np.ndarray, code_words: np.ndarray, n_bits: int) -> np.ndarray:
-    """(q, n_bits + 1) int64: how many codes lie at each distance from each query."""
-    _check_words(query_words, code_words, n_bits)
-    counts = _histogram(np.ascontiguousarray(query_words), np.ascontiguousarray(code_words))
-    if counts[:, n_bits + 1 :].any():
-        raise BadInputError(
-            f"some distances exceed {n_bits}; expected codes of {n_bits} bits, padded with zeros: "
-            "encode both with one model"
-        )
-    return counts[:, : n_bits + 1].copy()
+def hamming_histogram(queries: np.ndarray, block: CodeBlock, *, live: np.ndarray | None = None) -> np.ndarray:
+    """(q, n_bits + 1) int64: how many (live) codes lie at each distance from each of ``queries`` (q, bytes)."""
+    words = _words(queries, block.n_bits, "queries")
+    _check_rows(block, None, live)
+    if live is not None:
+        n_live = int(np.count_nonzero(live))
+        if 2 * n_live > block.n:  # counting the dead is less work
+            dead = block.take(np.flatnonzero(~live))
+            return hamming_histogram(queries, block) - hamming_histogram(queries, dead)
+        block = block.take(np.flatnonzero(live))
+    return hamming_scan.histogram(words, block.groups, block.n, block.n_bits + 1)
 
 
 def hamming_pairs(
     query_words: np.ndarray, code_words: np.ndarray, pair_query: np.ndarray, pair_row: np.ndarray
 ) -> np.ndarray:
-    """Distances (p,) int32 between ``query_words[pair_query[i]]`` and ``code_words[pair_row[i]]``."""
-    _check_words(query_words, code_words, 64 * query_words.shape[1])
+    """Distances (p,) int32 between ``query_words[pair_query[i]]`` and ``code_words[pair_row[i]]``, the words (q, w)
+    and (n, w) uint64 of ``packing.code_words``."""
+    for words in (query_words, code_words):
+        if words.ndim != 2 or words.dtype != np.uint64:
+            raise BadInputError(f"words are {words.dtype} {words.shape}; expected uint64 (rows, words): pack them")
+    if query_words.shape[1] != code_words.shape[1]:
+        raise BadInputError(
+            f"queries have {query_words.shape[1]} words and codes {code_words.shape[1]}; expected as many: "
+            "encode both with one model"
+        )
     if pair_query.shape != pair_row.shape or pair_query.ndim != 1:
         raise UsageError(f"pairs of shapes {pair_query.shape} and {pair_row.shape}; expected two equal (p,)")
     for index, size in ((pair_query, len(query_words)), (pair_row, len(code_words))):
         if index.size and not (index.min() >= 0 and index.max() < size):
             raise UsageError(f"pair numbers {index.min()} to {index.max()}; expected 0 to {size - 1}")
-    return _pairs(
+    return hamming_scan.pairs(
         np.ascontiguousarray(query_words),
         np.ascontiguousarray(code_words),
         np.ascontiguousarray(pair_query, dtype=np.int64),
@@ -112,232 +210,138 @@ def hamming_pairs(
     )
 
 
-def _check_words(query_words: np.ndarray, code_words: np.ndarray, n_bits: int) -> None:
-    for words in (query_words, code_words):
-        if words.ndim != 2 or words.dtype != np.uint64:
-            raise BadInputError(f"words are {words.dtype} {words.shape}; expected uint64 (rows, words): pack them")
-    width = -(-n_bits // 64)
-    if n_bits < 1 or query_words.shape[1] != width or code_words.shape[1] != width:
+def merge_top_k(parts: Sequence[Neighbours], k: int) -> Neighbours:
+    """The first k of several results, each (distances (q, k_i), rows (q, k_i)) sorted by (distance, row).
+
+    The width is min(k, sum of k_i). Row numbers of different parts must be disjoint.
+    """
+    _check_parts(parts, [len(distances) for distances, _ in parts])
+
+    def merge(left: Neighbours, right: Neighbours) -> Any:
+        width = min(k, left[0].shape[1] + right[0].shape[1])
+        return hamming_scan.merge_two(*map(np.ascontiguousarray, (*left, *right)), width)
+
+    distances, rows = reduce(merge, parts)
+    return distances[:, :k], rows[:, :k]
+
+
+def merge_radius(parts: Sequence[Within]) -> Within:
+    """All of several results of ``hamming_radius`` for the same queries; row numbers of the parts are disjoint."""
+    _check_parts(parts, [len(indptr) for indptr, _, _ in parts])
+    counts = [np.diff(indptr) for indptr, _, _ in parts]
+    owner = np.concatenate([np.repeat(np.arange(len(count)), count) for count in counts])
+    distances, rows = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
+    order = np.lexsort((rows, distances, owner))
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(sum(counts[1:], counts[0]))])
+    return indptr, distances[order], rows[order]
+
+
+def _check_parts(parts: Sequence[Any], lengths: list[int]) -> None:
+    if not parts:
+        raise UsageError("no partial results to merge; expected at least one")
+    if len(set(lengths)) != 1:
+        raise UsageError("the partial results are of different numbers of queries; expected one and the same")
+
+
+def _words(codes: np.ndarray, n_bits: int, name: str) -> np.ndarray:
+    """Packed ``codes`` (n, bytes) as contiguous words (n, w): uint32 up to 32 bits, uint64 above."""
+    if n_bits < 1 or codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != -(-n_bits // 8):
         raise BadInputError(
-            f"queries have {query_words.shape[1]} words and codes {code_words.shape[1]}; expected {width} "
+            f"{name} are {codes.dtype} of shape {codes.shape}; expected uint8 (rows, {-(-n_bits // 8)}) "
             f"for {n_bits} bits: encode both with one model"
         )
+    if n_bits > 32:
+        words = np.ascontiguousarray(code_words(codes))
+    elif codes.shape[1] == 4 and codes.flags.c_contiguous and codes.ctypes.data % 4 == 0:
+        words = codes.view(np.uint32)
+    else:
+        words = np.zeros((len(codes), 1), np.uint32)
+        words.view(np.uint8)[:, : codes.shape[1]] = codes
+    if n_bits % 8 and (codes[:, -1] >> (n_bits % 8)).any():
+        raise BadInputError(
+            f"some {name} have bits set beyond bit {n_bits}; expected codes of {n_bits} bits, padded with zeros: "
+            "encode both with one model"
+        )
+    return words
 
 
-@intrinsic
-def popcount(typingctx, value):  # type: ignore[no-untyped-def]
-    """Set bits of a uint64, through LLVM's ctpop: one instruction, vectorised where the processor can."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.ctpop(args[0])
-
-    return types.uint64(types.uint64), codegen
+def _lay_out_words(words: np.ndarray, n_bits: int) -> CodeBlock:
+    n, width = words.shape
+    groups = _aligned((-(-n // GROUP), width, GROUP), words.dtype)
+    hamming_scan.fill_groups(words, groups)
+    return _block(groups, n, n_bits)
 
 
-@njit(nogil=True)
-def _fill_groups(codes, groups):  # type: ignore[no-untyped-def]
-    """Lay ``codes`` (rows, w) out as ``groups`` (ceil(rows / GROUP), w, GROUP): word by word within a
-    group."""
-    for i in range(codes.shape[0]):
-        for j in range(codes.shape[1]):
-            groups[i // GROUP, j, i % GROUP] = codes[i, j]
+def _block(groups: np.ndarray, n: int, n_bits: int) -> CodeBlock:
+    block = CodeBlock(groups, n, n_bits)
+    if n < SAMPLE_FROM:
+        return block
+    sample = block.take(np.arange(0, n, SAMPLE_STRIDE))
+    return CodeBlock(groups, n, n_bits, sample.groups)
 
 
-@njit(nogil=True)
-def _group_distances(query, groups, g, totals):  # type: ignore[no-untyped-def]
-    """Fill ``totals`` (GROUP,) with the distances of ``query`` (w,) to group g, two words at a time."""
-    w = groups.shape[1]
-    first = w % 2
-    for i in range(GROUP):
-        totals[i] = popcount(query[0] ^ groups[g, 0, i]) if first else np.uint64(0)
-    for j in range(first, w, 2):
-        q0, q1 = query[j], query[j + 1]
-        for i in range(GROUP):
-            totals[i] += popcount(q0 ^ groups[g, j, i]) + popcount(q1 ^ groups[g, j + 1, i])
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Like numpy.empty, beginning at a cache line: vectors that straddle two lines load at half the speed."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.empty(size + CACHE_LINE, np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE
+    return raw[start : start + size].view(dtype).reshape(shape)
 
 
-@njit(nogil=True)
-def _group_minima(query, groups, totals, minima):  # type: ignore[no-untyped-def]
-    """Fill ``minima`` (m,) with the smallest distance of ``query`` (w,) in each of ``groups`` (m, w, GROUP).
-
-    ``totals`` (GROUP,) is scratch. One, two and four words (64, 128, 256 bits) have loops of their own,
-    without stores and several times as fast as the general one.
-    """
-    n_groups, w, _ = groups.shape
-    for g in range(n_groups):
-        best = np.uint64(1 << 32)
-        if w == 1:
-            q0 = query[0]
-            for i in range(GROUP):
-                best = min(best, popcount(q0 ^ groups[g, 0, i]))
-        elif w == 2:
-            q0, q1 = query[0], query[1]
-            for i in range(GROUP):
-                best = min(best, popcount(q0 ^ groups[g, 0, i]) + popcount(q1 ^ groups[g, 1, i]))
-        elif w == 4:
-            q0, q1, q2, q3 = query[0], query[1], query[2], query[3]
-            for i in range(GROUP):
-                half = popcount(q0 ^ groups[g, 0, i]) + popcount(q1 ^ groups[g, 1, i])
-                best = min(best, half + popcount(q2 ^ groups[g, 2, i]) + popcount(q3 ^ groups[g, 3, i]))
-        else:
-            _group_distances(query, groups, g, totals)
-            for i in range(GROUP):
-                best = min(best, totals[i])
-        minima[g] = best
+def _check_rows(block: CodeBlock, row_numbers: np.ndarray | None, live: np.ndarray | None) -> np.ndarray | None:
+    for name, values in (("row_numbers", row_numbers), ("live", live)):
+        if values is not None and values.shape != (block.n,):
+            raise UsageError(f"{name} has shape {values.shape}; expected one entry for each of {block.n} codes")
+    if live is not None and live.dtype != bool:
+        raise UsageError(f"live is {live.dtype}; expected bool, True for the rows that count")
+    return None if row_numbers is None else row_numbers.astype(np.int64, copy=False)
 
 
-@njit(nogil=True)
-def _compact(distances, rows, filled, limit, at_limit):  # type: ignore[no-untyped-def]
-    """Keep the candidates below ``limit`` and the first ``at_limit`` at it, in row order; return how many."""
-    kept = 0
-    for c in range(filled):
-        distance = distances[c]
-        if distance > limit or (distance == limit and at_limit == 0):
-            continue
-        if distance == limit:
-            at_limit -= 1
-        distances[kept] = distance
-        rows[kept] = rows[c]
-        kept += 1
-    return kept
+def _gathering_pays(n: int, n_live: int, n_queries: int) -> bool:
+    """Whether live rows should be gathered before the scan; else dead ones are sorted out on sight."""
+    return GATHER_COST * n_live < n_queries * (n - n_live)
 
 
-@njit(nogil=True)
-def _sort_by_distance(distances, rows, filled, n_distances, out_distances, out_rows):  # type: ignore[no-untyped-def]
-    """Counting sort of candidates that are in row order: stable, hence sorted by (distance, row)."""
-    place = np.zeros(n_distances + 1, dtype=np.int64)
-    for c in range(filled):
-        place[distances[c] + 1] += 1
-    for value in range(n_distances):
-        place[value + 1] += place[value]
-    for c in range(filled):
-        at = place[distances[c]]
-        place[distances[c]] += 1
-        out_distances[at] = distances[c]
-        out_rows[at] = rows[c]
+def _live_rows(
+    block: CodeBlock, live: np.ndarray, first_row: int, numbers: np.ndarray | None
+) -> tuple[CodeBlock, None, np.ndarray]:
+    rows = np.flatnonzero(live)
+    return block.take(rows), None, rows + first_row if numbers is None else numbers[rows]
 
 
-@njit(nogil=True)
-def _scan(queries, codes, k, out_distances, out_rows):  # type: ignore[no-untyped-def]
-    """Fill ``out_distances`` and ``out_rows`` (q, k), k <= n, for a tile of queries in one pass over the
-    codes."""
-    n_queries, w = queries.shape
-    n = codes.shape[0]
-    n_distances = 64 * w + 1
-    block = max(1, BLOCK_WORDS // w // GROUP) * GROUP
-    capacity = min(n, 2 * k + 256)
-    distances = np.empty((n_queries, capacity), dtype=np.int32)
-    rows = np.empty((n_queries, capacity), dtype=np.int64)
-    filled = np.zeros(n_queries, dtype=np.int64)
-    counts = np.zeros((n_queries, n_distances), dtype=np.int64)
-    # Invariant: fewer than k candidates lie below the limit; a row at or above it cannot enter any more.
-    limits = np.full(n_queries, n_distances, dtype=np.int64)
-    below = np.zeros(n_queries, dtype=np.int64)
-    groups = np.zeros((-(-min(block, n) // GROUP), w, GROUP), dtype=np.uint64)
-    minima = np.empty(groups.shape[0], dtype=np.int64)
-    totals = np.empty(GROUP, dtype=np.uint64)
-    for first in range(0, n, block):
-        size = min(block, n - first)
-        _fill_groups(codes[first : first + size], groups)
-        n_groups = -(-size // GROUP)
-        for q in range(n_queries):
-            query = queries[q]
-            limit = limits[q]
-            # The last group may also hold stale codes: they cause a needless look at most, and hide no row.
-            _group_minima(query, groups[:n_groups], totals, minima)
-            for g in range(n_groups):
-                if minima[g] >= limit:
-                    continue
-                _group_distances(query, groups, g, totals)
-                for i in range(min(GROUP, size - g * GROUP)):
-                    distance = np.int64(totals[i])
-                    if distance >= limit:
-                        continue
-                    if filled[q] == capacity:
-                        filled[q] = _compact(distances[q], rows[q], capacity, limit, k - below[q])
-                    distances[q, filled[q]] = distance
-                    rows[q, filled[q]] = first + g * GROUP + i
-                    filled[q] += 1
-                    counts[q, distance] += 1
-                    below[q] += 1
-                    while below[q] >= k:
-                        limit -= 1
-                        below[q] -= counts[q, limit]
-            limits[q] = limit
-    for q in range(n_queries):
-        kept = _compact(distances[q], rows[q], filled[q], limits[q], k - below[q])
-        _sort_by_distance(distances[q], rows[q], kept, n_distances, out_distances[q], out_rows[q])
+def _live_bits(n: int, live: np.ndarray | None) -> np.ndarray:
+    """One uint64 for each group of 64 of n rows; rows beyond the last are dead."""
+    if live is None:
+        bits = np.full(-(-n // GROUP), ~np.uint64(0))
+        if n % GROUP:
+            bits[-1] = (1 << n % GROUP) - 1
+        return bits
+    flags = np.zeros(8 * -(-n // GROUP), np.uint8)
+    flags[: -(-n // 8)] = np.packbits(live, bitorder="little")
+    return flags.view(np.uint64)
 
 
-@njit(nogil=True)
-def _merge_two(left_distances, left_rows, right_distances, right_rows, width):  # type: ignore[no-untyped-def]
-    n_queries = left_distances.shape[0]
-    n_left, n_right = left_distances.shape[1], right_distances.shape[1]
-    distances = np.empty((n_queries, width), dtype=left_distances.dtype)
-    rows = np.empty((n_queries, width), dtype=left_rows.dtype)
-    for q in range(n_queries):
-        a = 0
-        b = 0
-        for c in range(width):
-            take_left = b == n_right
-            if a < n_left and b < n_right:
-                x, y = left_distances[q, a], right_distances[q, b]
-                take_left = x < y or (x == y and left_rows[q, a] < right_rows[q, b])
-            if take_left:
-                distances[q, c] = left_distances[q, a]
-                rows[q, c] = left_rows[q, a]
-                a += 1
-            else:
-                distances[q, c] = right_distances[q, b]
-                rows[q, c] = right_rows[q, b]
-                b += 1
-    return distances, rows
+def _scan_into(
+    words: np.ndarray,
+    block: CodeBlock,
+    live: np.ndarray,
+    bounds: np.ndarray,
+    distances: np.ndarray,
+    rows: np.ndarray,
+) -> np.ndarray:
+    """Fill ``distances`` and ``rows`` (q, k) with the rows nearer than ``bounds`` (q,); (q,) int64 how many."""
+    found = np.empty(len(words), dtype=np.int64)
+    hamming_scan.scan(words, block.groups, live, rows.shape[1], block.n_bits + 1, bounds, distances, rows, found)
+    return found
 
 
-@njit(nogil=True)
-def _histogram(queries, codes):  # type: ignore[no-untyped-def]
-    """(q, 64 w + 1) int64. Distances of a block go to a small buffer first, so that they can be
-    vectorised, and are then counted into four tables in turn, since equal distances in a row would wait
-    for each other."""
-    n_queries, w = queries.shape
-    n = codes.shape[0]
-    n_distances = 64 * w + 1
-    counts = np.zeros((n_queries, n_distances), dtype=np.int64)
-    block = max(GROUP, BLOCK_WORDS // w)
-    planes = np.empty((w, min(block, n)), dtype=np.uint64)
-    buffer = np.empty(planes.shape[1], dtype=np.uint16)
-    tables = np.empty((4, n_distances), dtype=np.int64)
-    for first in range(0, n, block):
-        size = min(block, n - first)
-        for i in range(size):
-            for j in range(w):
-                planes[j, i] = codes[first + i, j]
-        for q in range(n_queries):
-            for i in range(size):
-                buffer[i] = popcount(queries[q, 0] ^ planes[0, i])
-            for j in range(1, w):
-                for i in range(size):
-                    buffer[i] += popcount(queries[q, j] ^ planes[j, i])
-            tables[:] = 0
-            whole = size - size % 4
-            for i in range(0, whole, 4):
-                tables[0, buffer[i]] += 1
-                tables[1, buffer[i + 1]] += 1
-                tables[2, buffer[i + 2]] += 1
-                tables[3, buffer[i + 3]] += 1
-            for i in range(whole, size):
-                tables[0, buffer[i]] += 1
-            for value in range(n_distances):
-                counts[q, value] += tables[0, value] + tables[1, value] + tables[2, value] + tables[3, value]
-    return counts
-
-
-@njit(nogil=True)
-def _pairs(queries, codes, pair_query, pair_row):  # type: ignore[no-untyped-def]
-    distances = np.empty(pair_query.shape[0], dtype=np.int32)
-    for p in range(pair_query.shape[0]):
-        total = np.uint64(0)
-        for j in range(queries.shape[1]):
-            total += popcount(queries[pair_query[p], j] ^ codes[pair_row[p], j])
-        distances[p] = total
-    return distances
+def _expected_limits(words: np.ndarray, block: CodeBlock, live: np.ndarray | None, k: int) -> np.ndarray | None:
+    """(q,) int64: distances that about k live rows are expected to be below, somewhat more rather than fewer."""
+    if block.sample is None or MIN_CODES_PER_NEIGHBOUR * k > block.n:
+        return None
+    chosen = -(-block.n // SAMPLE_STRIDE)
+    bits = _live_bits(chosen, None if live is None else live[::SAMPLE_STRIDE])
+    expected = k / SAMPLE_STRIDE
+    rank = int(np.ceil(expected + SAFETY * np.sqrt(expected))) + 1
+    found = hamming_scan.kth_distances(words, block.sample, bits, rank, block.n_bits + 1)
+    return np.minimum(found + 1, block.n_bits + 1)

@@ -45,21 +45,18 @@ def near_sets(distances: np.ndarray, exclude: np.ndarray, k: int) -> np.ndarray:
     usable = distances.shape[1] - int(exclude.sum(axis=1).max(initial=0))
     if not 1 <= k <= usable:
         raise BadInputError(f"near set of {k} among {usable} landmarks; use 1 to {max(usable, 1)}")
-    masked = np.where(exclude, np.inf, distances)
-    kth = np.partition(masked, k - 1, axis=1)[:, k - 1]
-    return _relations(masked, kth, exclude, k)
+    return _relations(distances, exclude, k)
 
 
 @njit(nogil=True)
-def _relations(distances, kth, exclude, k):  # type: ignore[no-untyped-def]
+def _relations(distances, exclude, k):  # type: ignore[no-untyped-def]
     m, count = distances.shape
     out = np.zeros((m, count), dtype=np.int8)
+    least = np.empty(k, dtype=distances.dtype)
     for i in range(m):
-        limit = kth[i]
-        room = k
-        for j in range(count):
-            if distances[i, j] < limit:
-                room -= 1
+        _smallest(distances[i], exclude[i], least)
+        limit = least[k - 1]
+        room = k - np.searchsorted(least, limit)
         for j in range(count):
             if exclude[i, j]:
                 continue
@@ -75,22 +72,40 @@ def _relations(distances, kth, exclude, k):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
-def _compact(values, relations, wanted, out):  # type: ignore[no-untyped-def]
-    """Gather the values of one relation into ``out``, zero up to whole lanes; returns their number."""
-    count = 0
+def _smallest(values, exclude, least):  # type: ignore[no-untyped-def]
+    """Fill ``least`` with the smallest values that are not excluded, ascending; few, so that they are inserted."""
+    k = least.shape[0]
+    least[:] = np.inf
     for j in range(values.shape[0]):
-        if relations[j] == wanted:
-            out[count] = values[j]
-            count += 1
-    for j in range(count, min(out.shape[0], count + _LANES)):
-        out[j] = 0
-    return count
+        value = values[j]
+        if value < least[k - 1] and not exclude[j]:
+            place = k - 1
+            while place > 0 and least[place - 1] > value:
+                least[place] = least[place - 1]
+                place -= 1
+            least[place] = value
+
+
+@njit(nogil=True)
+def _compact(values, relations, near, far):  # type: ignore[no-untyped-def]
+    """Gather the values of near and of far landmarks, the latter with zeros up to whole lanes; returns the counts."""
+    n_near = 0
+    n_far = 0
+    for j in range(values.shape[0]):
+        if relations[j] == -1:
+            far[n_far] = values[j]
+            n_far += 1
+        elif relations[j] == 1:
+            near[n_near] = values[j]
+            n_near += 1
+    far[n_far : n_far + _LANES] = 0
+    return n_near, n_far
 
 
 # error_model: a test for a zero divisor, which cannot occur, would keep the loop from using vector registers.
 @njit(nogil=True, error_model="numpy")
-def _pair_sums(near, n_near, far, n_far, near_slope, far_slope):  # type: ignore[no-untyped-def]
-    """Sum of p = far / (near + far) over all pairs; the slopes p (1 - p) are added to both sides."""
+def _pair_sums(near, n_near, far, n_far, factor, near_slope, far_slope):  # type: ignore[no-untyped-def]
+    """Sum of p = far / (near + far) over all pairs; the slopes factor p (1 - p) are added to both sides."""
     groups = (n_far + _LANES - 1) // _LANES
     totals = np.zeros(_LANES, dtype=far.dtype)
     slopes = np.empty(_LANES, dtype=far.dtype)
@@ -102,7 +117,7 @@ def _pair_sums(near, n_near, far, n_far, near_slope, far_slope):  # type: ignore
             base = group * _LANES
             for lane in range(_LANES):
                 p = far[base + lane] / (far[base + lane] + value)
-                slope = p * (one - p)
+                slope = factor * p * (one - p)
                 totals[lane] += p
                 slopes[lane] += slope
                 far_slope[base + lane] += slope
@@ -111,58 +126,58 @@ def _pair_sums(near, n_near, far, n_far, near_slope, far_slope):  # type: ignore
 
 
 @njit(nogil=True)
-def _scatter(slope, relations, wanted, weight, out):  # type: ignore[no-untyped-def]
-    count = 0
+def _scatter(near_slope, far_slope, relations, out):  # type: ignore[no-untyped-def]
+    """The reverse of :func:`_compact`: a near landmark lowers the loss by being more similar, a far one raises it."""
+    n_near = 0
+    n_far = 0
     for j in range(out.shape[0]):
-        if relations[j] == wanted:
-            out[j] += weight * slope[count]
-            count += 1
+        if relations[j] == -1:
+            out[j] = far_slope[n_far]
+            n_far += 1
+        elif relations[j] == 1:
+            out[j] = -near_slope[n_near]
+            n_near += 1
 
 
 @njit(nogil=True)
-def _relation_sums(powers, relations, shift):  # type: ignore[no-untyped-def]
-    """Unnormalised loss and its derivative by T for near sets of i against far sets of i + shift.
+def _loss_and_slope(powers, relations, shift, cross_weight):  # type: ignore[no-untyped-def]
+    """The loss and dF/dT (m, S); see :func:`ordinal_loss_and_gradient`.
 
-    ``powers`` (m, S) is exp(T / 2): the sigmoid of a difference is then one division. Returns the sum over
-    all relations, their number, and the (m, S) sum of slopes p (1 - p) / 2 with their signs.
+    ``powers`` (m, S) is exp(T / 2): the sigmoid of a difference is then one division.
     """
     m, count = powers.shape
-    near = np.empty(count + _LANES, dtype=powers.dtype)
-    far = np.empty(count + _LANES, dtype=powers.dtype)
-    near_slope = np.empty(count + _LANES, dtype=powers.dtype)
-    far_slope = np.empty(count + _LANES, dtype=powers.dtype)
-    out = np.zeros((m, count), dtype=powers.dtype)
-    total = 0.0
-    pairs = 0
-    half = powers.dtype.type(0.5)
+    near = np.empty((m, count), dtype=powers.dtype)
+    far = np.empty((m, count + _LANES), dtype=powers.dtype)
+    n_near = np.empty(m, dtype=np.int64)
+    n_far = np.empty(m, dtype=np.int64)
     for i in range(m):
-        other = (i + shift) % m
-        n_near = _compact(powers[i], relations[i], 1, near)
-        n_far = _compact(powers[other], relations[other], -1, far)
-        near_slope[:n_near] = 0
-        far_slope[:] = 0
-        total += _pair_sums(near, n_near, far, n_far, near_slope, far_slope)
-        pairs += n_near * n_far
-        _scatter(near_slope, relations[i], 1, -half, out[i])
-        _scatter(far_slope, relations[other], -1, half, out[other])
-    return total, pairs, out
+        n_near[i], n_far[i] = _compact(powers[i], relations[i], near[i], far[i])
+    near_slope = np.zeros_like(near)
+    far_slope = np.zeros_like(far)
+    loss = 0.0
+    for step, weight in ((0, 1.0 - cross_weight), (shift, cross_weight)):
+        pairs = 0
+        for i in range(m):
+            pairs += n_near[i] * n_far[(i + step) % m]
+        if weight == 0 or pairs == 0:
+            continue
+        factor = powers.dtype.type(0.5 * weight / pairs)
+        total = 0.0
+        for i in range(m):
+            j = (i + step) % m
+            total += _pair_sums(near[i], n_near[i], far[j], n_far[j], factor, near_slope[i], far_slope[j])
+        loss += weight * total / pairs
+    slope = np.zeros_like(powers)
+    for i in range(m):
+        _scatter(near_slope[i], far_slope[i], relations[i], slope[i])
+    return loss, slope
 
 
 def _powers(similarity: np.ndarray, bits: int) -> np.ndarray:
     """exp(T / 2), finite and above zero: in float64 where |T| <= bits could leave the range of float32."""
     dtype = similarity.dtype if bits <= _BITS_FLOAT32 else np.dtype(np.float64)
-    return np.exp(0.5 * np.clip(similarity.astype(dtype, copy=False), -_BITS_FLOAT64, _BITS_FLOAT64))
-
-
-def _loss_and_slope(
-    similarity: np.ndarray, powers: np.ndarray, relations: np.ndarray, shift: int
-) -> tuple[float, np.ndarray]:
-    """Mean loss over the relations of near sets with far sets ``shift`` anchors on, and dF/dT (m, S)."""
-    total, pairs, slope = _relation_sums(powers, relations, shift)
-    if pairs == 0:
-        return 0.0, np.zeros_like(similarity)
-    slope[np.abs(similarity) > _BITS_FLOAT64] = 0
-    return total / pairs, (slope / powers.dtype.type(pairs)).astype(similarity.dtype, copy=False)
+    half = similarity.astype(dtype, copy=False) * dtype.type(0.5)
+    return np.exp(half if bits <= _BITS_FLOAT64 else np.clip(half, -0.5 * _BITS_FLOAT64, 0.5 * _BITS_FLOAT64))
 
 
 def ordinal_loss_and_gradient(
@@ -203,11 +218,10 @@ def ordinal_loss_and_gradient(
     h_landmarks = np.tanh(g * (u_landmarks @ v + b))
     similarity = h_anchors @ h_landmarks.T
     powers = _powers(similarity, len(offsets))
-    loss, slope = _loss_and_slope(similarity, powers, relations, 0)
-    if cross_weight > 0:
-        cross_loss, cross_slope = _loss_and_slope(similarity, powers, relations, shift)
-        loss = (1 - cross_weight) * loss + cross_weight * cross_loss
-        slope = dtype(1 - cross_weight) * slope + dtype(cross_weight) * cross_slope
+    loss, slope = _loss_and_slope(powers, relations, shift, float(cross_weight))
+    if len(offsets) > _BITS_FLOAT64:
+        slope[np.abs(similarity) > _BITS_FLOAT64] = 0
+    slope = slope.astype(dtype, copy=False)
     e_anchors = g * (1 - h_anchors * h_anchors) * (slope @ h_landmarks)
     e_landmarks = g * (1 - h_landmarks * h_landmarks) * (slope.T @ h_anchors)
     d_frame = u_anchors.T @ e_anchors + u_landmarks.T @ e_landmarks

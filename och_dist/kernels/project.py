@@ -74,6 +74,24 @@ def encode_linear(
     return codes
 
 
+def linear_scores(block: np.ndarray, mean: np.ndarray, projection: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Scores (n, r) float64 of ``block`` (n, d), c W + b with c as above, each summed in one fixed order.
+
+    Products of float32 are exact in float64: the scores are the same on every machine. They cost several times what
+    codes cost, and are meant for queries.
+    """
+    mean, projection, offsets = _checked_model(mean, projection, offsets)
+    check_rows(block, mean.shape[0])
+    scores = np.empty((block.shape[0], projection.shape[1]))
+    columns = np.ascontiguousarray(projection.T)
+    for start in range(0, block.shape[0], ROWS_PER_BLOCK):
+        rows = as_float_rows(block[start : start + ROWS_PER_BLOCK])
+        centred, squared = np.empty(rows.shape, dtype=np.float32), np.empty(len(rows))
+        centre_rows(rows, mean, centred, squared)
+        _fill_scores(centred, columns, offsets, scores[start : start + len(rows)])
+    return scores
+
+
 def _checked_model(
     mean: np.ndarray, projection: np.ndarray, offsets: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -197,3 +215,11 @@ def _write_signs(scores, centred, norms, columns, offsets, slope, floor, codes):
                         score = _compensated_score(centred, i, columns, k, offsets[k])
                 value |= (score > 0.0) << (k - 8 * byte)
             codes[i, byte] = value
+
+
+@njit(nogil=True)
+def _fill_scores(centred, columns, offsets, scores):  # type: ignore[no-untyped-def]
+    partial = np.empty(LANES, dtype=np.float64)
+    for i in range(scores.shape[0]):
+        for k in range(scores.shape[1]):
+            scores[i, k] = _double_score(centred, i, columns, k, offsets[k], partial)

@@ -16,11 +16,11 @@ import numpy as np
 from numba import njit
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.kernels.euclidean import NORM_LIMIT, exact_distances
+from och_dist.kernels.euclidean import NORM_LIMIT, exact_distances, squared_distance
 from och_dist.kernels.hamming import popcount
 from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
 from och_dist.kernels.packing import pack_bits
-from och_dist.kernels.project import ROUNDOFF, SAFETY, UNDERFLOW, centre_rows
+from och_dist.kernels.project import LANES, ROUNDOFF, SAFETY, UNDERFLOW, centre_rows
 
 ROWS_PER_BLOCK = 1024
 
@@ -53,6 +53,21 @@ def encode_spheres(
             inside[open_rows, open_pivots] = distances <= squared_radii[open_pivots]
         codes[start : start + len(rows)] = pack_bits(inside)
     return codes
+
+
+def sphere_scores(block: np.ndarray, pivots: np.ndarray, squared_radii: np.ndarray) -> np.ndarray:
+    """(n, r) float64: how far each row of ``block`` (n, d) lies inside each sphere, radius minus distance.
+
+    ``pivots`` (r, d) float32, ``squared_radii`` (r,) float64. Distances are those of ``euclidean``, all measured:
+    slower than codes by far, and meant for queries.
+    """
+    pivots, squared_radii = _checked_model(pivots, squared_radii)
+    check_rows(block, pivots.shape[1])
+    scores = np.empty((block.shape[0], pivots.shape[0]))
+    for start in range(0, block.shape[0], ROWS_PER_BLOCK):
+        step = slice(start, start + ROWS_PER_BLOCK)
+        _fill_squared_distances(block[step].astype(np.float64), pivots, scores[step])
+    return np.sqrt(squared_radii) - np.sqrt(scores)
 
 
 def nth_distances(rows: np.ndarray, pivots: np.ndarray, n: int) -> np.ndarray:
@@ -216,6 +231,14 @@ def _fill_bounds(products, row_squared, pivot_squared, slack, lower, upper):  # 
             margin = a * row_norm * pivot_norm + b * reach * reach + c
             lower[i, k] = middle - margin
             upper[i, k] = middle + margin
+
+
+@njit(nogil=True)
+def _fill_squared_distances(rows, pivots, out):  # type: ignore[no-untyped-def]
+    partial = np.empty(LANES, dtype=np.float64)
+    for i in range(out.shape[0]):
+        for k in range(out.shape[1]):
+            out[i, k] = squared_distance(rows, i, pivots, k, partial)
 
 
 @njit(nogil=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from och_dist.errors import BadInputError
 
-__all__ = ["polar", "residual", "retract", "tangent"]
+__all__ = ["balanced", "polar", "residual", "retract", "tangent"]
 
 
 def polar(matrix: np.ndarray) -> np.ndarray:
@@ -39,6 +39,25 @@ def retract(matrix: np.ndarray) -> np.ndarray:
             break
         point = point - 0.5 * (excess @ point if wide else point @ excess)
     return polar(matrix)
+
+
+def balanced(matrix: np.ndarray) -> np.ndarray:
+    """``matrix`` (p, r) with singular values brought near each other, a cheap step towards :func:`polar`; float64.
+
+    A descent along it moves as far along weak directions as along strong ones. Three rounds of an odd polynomial of
+    degree 5 (with the coefficients of the Muon optimiser) multiply small singular values by 41 and bring those from 2 %
+    to 100 % of the norm to between 0.68 and 1.21. A zero matrix stays zero.
+    """
+    length = np.linalg.norm(matrix)
+    if length == 0:
+        return np.zeros(matrix.shape)
+    wide = matrix.shape[0] <= matrix.shape[1]
+    point = ((matrix if wide else matrix.T) / length).astype(np.float32)
+    a, b, c = np.float32(3.4445), np.float32(-4.7750), np.float32(2.0315)
+    for _ in range(3):
+        gram = point @ point.T
+        point = a * point + (b * gram + c * (gram @ gram)) @ point
+    return np.asarray(point if wide else point.T, dtype=np.float64)
 
 
 def tangent(gradient: np.ndarray, point: np.ndarray) -> np.ndarray:

@@ -26,6 +26,8 @@ LABELS = {
     "compare": "methods compared",
     "fetch": "fetched",
     "verify": "verified",
+    "delete": "rows deleted",
+    "compact": "segments merged",
 }
 
 

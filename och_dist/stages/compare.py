@@ -23,7 +23,7 @@ from och_dist.errors import OchError, UsageError
 from och_dist.graph import map_tasks, reduce_tasks
 from och_dist.hashers.base import Hasher, one_thread, training_data
 from och_dist.hashers.registry import METHODS, get_method
-from och_dist.kernels.hamming import hamming_histogram, hamming_pairs
+from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
 from och_dist.kernels.packing import code_words, count_ones, unpack_bits
 from och_dist.kernels.spheres import spherical_histogram, spherical_levels, spherical_pairs
 from och_dist.metrics import bit_balance, bit_entropy, evaluate_histograms
@@ -173,7 +173,8 @@ def _count_block(hasher: Hasher, first: int, block: np.ndarray, queries: CellQue
     bits, words, codes = int(hasher.n_bits), code_words(queries.codes), code_words(packed)
     query, place = _true_pairs(queries.split, rows)
     distances = hamming_pairs(words, codes, query, place)
-    pairs = [(hamming_histogram(words, codes, bits), _counted(query, distances, len(words), bits + 1))]
+    histogram = hamming_histogram(queries.codes, lay_out(packed, bits))
+    pairs = [(histogram, _counted(query, distances, len(words), bits + 1))]
     if spherical:  # thousands of levels: a part of the queries keeps the histograms small
         levels, few = spherical_levels(bits), query < SPHERICAL_QUERIES
         some, query, place = words[:SPHERICAL_QUERIES], query[few], place[few]

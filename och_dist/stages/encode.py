@@ -13,17 +13,8 @@ from och_dist.kernels.packing import count_ones
 from och_dist.stages.common import Context, Report, Stopwatch, require_room
 from och_dist.stages.publish import publish_jobs
 from och_dist.store.corpus import Corpus, CorpusRef, open_corpus
-from och_dist.store.index import (
-    CHUNK_ROWS,
-    Index,
-    Job,
-    begin_job,
-    done_chunks,
-    find_index,
-    list_jobs,
-    model_objects,
-    write_codes,
-)
+from och_dist.store.index import CHUNK_ROWS, Index, find_index, model_objects
+from och_dist.store.jobs import Job, begin_job, done_chunks, list_jobs, write_codes
 from och_dist.store.model import Model, copy_model, load_model, model_on_worker, split_model_path
 from och_dist.store.objects import Objects, open_objects
 
@@ -136,10 +127,10 @@ def _covered(corpus: Corpus, current: Index | None, model: Model) -> int:
     """Rows that the index already holds under this model; another model starts at row 0."""
     if current is None:
         return 0
-    for segment in current.segments:
-        if segment.stop > corpus.rows or segment.job.input != corpus.digest(segment.start, segment.stop):
+    for start, stop, digest in (source for segment in current.segments for source in segment.inputs):
+        if stop > corpus.rows or digest != corpus.digest(start, stop):
             raise ConflictError(
-                f"rows {segment.start}..{segment.stop} of {current.url} were made from other vectors than those of "
+                f"rows {start}..{stop} of {current.url} were made from other vectors than those of "
                 f"{corpus.url}; encode this corpus into another index"
             )
     return current.rows if current.model == model.address else 0

@@ -14,20 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from och_dist.errors import BadInputError, ConflictError
+from och_dist.errors import BadInputError
 from och_dist.graph import reduce_tasks
-from och_dist.kernels.hamming import hamming_histogram, hamming_pairs
+from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
 from och_dist.kernels.packing import code_words
 from och_dist.metrics import evaluate_histograms
 from och_dist.stages.common import Context, Report, Stopwatch
 from och_dist.stages.queries import Queries, open_queries
-from och_dist.stages.search import Searcher, chunk_groups, open_index
+from och_dist.stages.resident import partitions_of
+from och_dist.stages.search import check_truth
+from och_dist.stages.searcher import Searcher, open_index
 from och_dist.store.index import CodeChunk, IndexRef
 from och_dist.store.neighbors import StoredNeighbors, open_neighbors
 from och_dist.store.objects import storage_errors
 from och_dist.store.versions import canonical, sha256
 
 QUERY_BYTES = 32 << 20
+MAX_TASKS = 512
 
 
 @dataclass(frozen=True)
@@ -61,14 +64,15 @@ def count_distances(task: CountDistances, queries: np.ndarray) -> Histograms:
     step = max(1, QUERY_BYTES // (8 * max(1, task.truth.width)))
     total = Histograms(*(np.zeros((len(words), index.bits + 1), np.int64) for _ in range(2)))
     for chunk in task.chunks:
-        codes = code_words(index.read(chunk))
+        packed = index.read(chunk)
+        codes = code_words(packed)
         true = np.zeros_like(total.true)
         for start in range(0, len(words), step):
             rows = task.truth.read_rows(start, min(start + step, len(words)))
             query, place = np.nonzero((rows >= chunk.start) & (rows < chunk.stop))
             distances = hamming_pairs(words[start:], codes, query, rows[query, place] - chunk.start)
             np.add.at(true, (query + start, distances), 1)
-        total = total.merge(Histograms(hamming_histogram(words, codes, index.bits), true))
+        total = total.merge(Histograms(hamming_histogram(queries, lay_out(packed, index.bits)), true))
     return total
 
 
@@ -91,7 +95,9 @@ def evaluate(
     if (known := _known(output, key)) is not None:
         return watch.report("nothing to do", **known)
     codes = searcher.encode(opened.read(0, opened.rows))
-    tasks = [CountDistances(searcher.index.ref, group, stored) for group in chunk_groups(searcher.index)]
+    tasks = [
+        CountDistances(searcher.index.ref, part.chunks, stored) for part in partitions_of(searcher.index, MAX_TASKS)
+    ]
     counts = reduce_tasks(
         count_distances,
         tasks,
@@ -145,17 +151,4 @@ def _check(searcher: Searcher, queries: Queries, truth: StoredNeighbors) -> None
     queries.require_dim(searcher.model.hasher.n_features_in_, "the index")
     if not queries.rows:
         raise BadInputError("there are no queries; an evaluation needs at least one")
-    if truth.about.get("kind") != "euclidean":
-        raise BadInputError(f"{truth.path} holds {truth.about.get('kind')} neighbours; give the output of 'och truth'")
-    if truth.about.get("queries_fingerprint") != queries.fingerprint or truth.queries != queries.rows:
-        raise ConflictError(f"{truth.path} was made for other queries than {queries.source}; run 'och truth' for these")
-    if truth.about.get("rows") != searcher.rows:
-        raise ConflictError(
-            f"{truth.path} was made over {truth.about.get('rows')} rows, the index has {searcher.rows}; "
-            "bring both to the same corpus version"
-        )
-    if truth.about.get("corpus_fingerprint") != searcher.index.corpus.get("fingerprint"):
-        raise ConflictError(
-            f"{truth.path} was made over another corpus than {searcher.index.corpus.get('url')}, of which the index "
-            "was made; run 'och truth' on that one"
-        )
+    check_truth(searcher, queries, truth)

@@ -1,4 +1,4 @@
-"""Where the rows of a new segment come from: files, or the generator.
+"""Where the rows of a new segment come from: files, or the generator; and their ids: other files.
 
 :meth:`part` is what travels with a task: of thousands of files only those that it reads.
 """
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from och_dist.store.readers import Source, read_rows
+from och_dist.store.readers_ids import IdSource, read_ids
 from och_dist.store.versions import canonical, sha256
 
 
@@ -70,6 +71,46 @@ class Files:
             }
             for s in self.sources
         ]
+
+
+@dataclass(frozen=True)
+class IdFiles:
+    """Ids of one kind from several files, one after the other; the first belongs to row ``first_row``."""
+
+    sources: tuple[IdSource, ...]
+    first_row: int = 0
+
+    @cached_property
+    def _stops(self) -> list[int]:
+        return list(accumulate((source.rows for source in self.sources), initial=self.first_row))[1:]
+
+    @property
+    def kind(self) -> str:
+        return self.sources[0].kind
+
+    def part(self, start: int, stop: int) -> IdFiles:
+        """The files that hold the ids of rows [start, stop), and what is needed to find these; row numbers stay."""
+        first, last = bisect_right(self._stops, start), bisect_left(self._stops, stop)
+        offset = self._stops[first] - self.sources[first].rows
+        before, cut = offset, []
+        for source in self.sources[first : last + 1]:
+            cut.append(source.cut(max(start - offset, 0), min(stop - offset, source.rows)))
+            offset += source.rows
+        return IdFiles(tuple(cut), before)
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Keys of rows [start, stop): int64 (m,) or bytes (m,)."""
+        parts, offset = [], self.first_row
+        for source in self.sources:
+            low, high = max(start, offset), min(stop, offset + source.rows)
+            if low < high:
+                parts.append(read_ids(source, low - offset, high - offset))
+            offset += source.rows
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def identity(self) -> list[Any]:
+        """What a resumed ingest must find unchanged."""
+        return [[source.fingerprint, source.mtime_ns, source.column] for source in self.sources]
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,8 @@ from och_dist.kernels.packing import count_ones
 from och_dist.stages.common import Context, Report, Stopwatch
 from och_dist.store.arrays import ArraySpec, chunk_key, create_array, trailing_crc, write_chunk
 from och_dist.store.corpus import Corpus, open_corpus
-from och_dist.store.index import (
-    Index,
-    IndexSegment,
-    Job,
-    done_chunks,
-    find_index,
-    list_jobs,
-    model_objects,
-    next_version,
-    record_key,
-)
+from och_dist.store.index import Index, IndexSegment, find_index, model_objects, next_version
+from och_dist.store.jobs import Job, done_chunks, list_jobs, record_key
 from och_dist.store.model import load_model
 from och_dist.store.objects import Objects, open_objects
 from och_dist.store.versions import commit_version, version_numbers
@@ -58,15 +49,9 @@ def check_chunks(task: CheckChunks) -> tuple[np.ndarray, np.ndarray]:
 
 def check_chunk(objects: Objects, job: Job, chunk: int) -> tuple[int, np.ndarray]:
     """crc and set bits of one chunk, after comparing its bytes with its record."""
-    where = f"chunk {chunk} of job {job.id} in {objects.url}"
-    remedy = f"nothing was published; remove the job with 'och gc {objects.url} --job {job.id}' and encode again"
-    try:
-        record = json.loads(objects.get(record_key(job, chunk)))
-        size, crc, ones = int(record["nbytes"]), int(record["crc"]), np.array(record["ones"], "<i8")
-        if record["chunk"] != chunk or ones.shape != (job.bits,):
-            raise ValueError("it belongs elsewhere")
-    except (ValueError, KeyError, TypeError) as error:
-        raise IntegrityError(f"the record of {where} is damaged ({error}); {remedy}") from None
+    where, remedy = chunk_and_remedy(objects, job, chunk)
+    record = read_record(objects, job, chunk)
+    size, crc, ones = record["nbytes"], record["crc"], record["ones"]
     data = objects.read(chunk_key(f"{job.folder}/codes", chunk))
     if data is None:
         raise IntegrityError(f"{where} is missing; {remedy}")
@@ -79,6 +64,27 @@ def check_chunk(objects: Objects, job: Job, chunk: int) -> tuple[int, np.ndarray
     return crc, ones
 
 
+def read_record(objects: Objects, job: Job, chunk: int) -> dict[str, Any]:
+    """The record of a finished chunk, its ``ones`` as an array."""
+    where, remedy = chunk_and_remedy(objects, job, chunk)
+    try:
+        record = dict(json.loads(objects.get(record_key(job, chunk))))
+        numbers = {name: int(record[name]) for name in ("nbytes", "crc", "rows_crc") if name in record}
+        ones = np.array(record["ones"], "<i8")
+        if record["chunk"] != chunk or ones.shape != (job.bits,) or not {"nbytes", "crc"} <= set(numbers):
+            raise ValueError("it belongs elsewhere")
+    except (ValueError, KeyError, TypeError) as error:
+        raise IntegrityError(f"the record of {where} is damaged ({error}); {remedy}") from None
+    return {**numbers, "ones": ones}
+
+
+def chunk_and_remedy(objects: Objects, job: Job, chunk: int) -> tuple[str, str]:
+    """How to call a chunk, and what to do about it."""
+    again = "encode again" if job.kept is None else "compact again"
+    remedy = f"nothing was published; remove the job with 'och gc {objects.url} --job {job.id}' and {again}"
+    return f"chunk {chunk} of job {job.id} in {objects.url}", remedy
+
+
 def publish(index: str, job_id: str, *, corpus: str, context: Context | None = None) -> Report:
     """Publish a finished job by its id; publishing it again changes nothing."""
     watch, context = Stopwatch("publish"), context or Context()
@@ -87,6 +93,8 @@ def publish(index: str, job_id: str, *, corpus: str, context: Context | None = N
     if job_id not in jobs:
         known = ", ".join(sorted(jobs)) or "none"
         raise UsageError(f"{index} has no job {job_id!r}; jobs there: {known}")
+    if jobs[job_id].kept is not None:
+        raise UsageError(f"job {job_id} is a compaction; run 'och compact {index}', which goes on and publishes it")
     before = find_index(index)
     published = publish_jobs(index, [jobs[job_id]], _corpus_of(corpus, jobs[job_id]), context)
     same = before is not None and before.version == published.version
@@ -113,7 +121,7 @@ def publish_jobs(index: str, jobs: Sequence[Job], corpus: Corpus, context: Conte
     objects = open_objects(index)
     published = find_index(index)
     if published is None or _not_held(published, jobs):
-        with _claimed(objects, jobs):
+        with claimed(objects, jobs):
             published = _publish(objects, jobs, corpus, context)
     for job in jobs:
         for leftover in ("done", CLAIMS):
@@ -122,7 +130,7 @@ def publish_jobs(index: str, jobs: Sequence[Job], corpus: Corpus, context: Conte
 
 
 @contextlib.contextmanager
-def _claimed(objects: Objects, jobs: Sequence[Job]) -> Iterator[None]:
+def claimed(objects: Objects, jobs: Sequence[Job]) -> Iterator[None]:
     """Keep 'och gc' away from jobs while they are published.
 
     Here a claim is put before the mark of gc is looked for; gc puts its mark before it looks for claims and
@@ -133,14 +141,14 @@ def _claimed(objects: Objects, jobs: Sequence[Job]) -> Iterator[None]:
     try:
         for claim in claims:
             objects.put(claim, b"{}")
-        _check_unmarked(objects, jobs)
+        check_unmarked(objects, jobs)
         yield
     finally:
         for claim in claims:
             objects.delete(claim)
 
 
-def _check_unmarked(objects: Objects, jobs: Sequence[Job]) -> None:
+def check_unmarked(objects: Objects, jobs: Sequence[Job]) -> None:
     for job in jobs:
         if objects.size(f"{job.folder}/{COLLECTED}") is not None:
             raise ConflictError(
@@ -157,7 +165,7 @@ def _publish(objects: Objects, jobs: Sequence[Job], corpus: Corpus, context: Con
         if current is not None and not waiting:
             return current
         try:
-            segments = tuple(_checked(objects, job, context) for job in waiting)
+            segments = tuple(checked_segment(objects, job, context) for job in waiting)
         except (IncompleteError, IntegrityError):
             # The records may be gone because another publisher was faster.
             if _not_held(find_index(objects.url), waiting) == waiting:
@@ -165,10 +173,10 @@ def _publish(objects: Objects, jobs: Sequence[Job], corpus: Corpus, context: Con
             continue
         load_model(model_objects(objects.url), jobs[0].model)
         return _commit(objects, segments, corpus)
-    raise _too_many_races(objects.url)
+    raise too_many_races(objects.url)
 
 
-def _checked(objects: Objects, job: Job, context: Context) -> IndexSegment:
+def checked_segment(objects: Objects, job: Job, context: Context) -> IndexSegment:
     missing = set(range(job.spec.n_chunks)) - done_chunks(objects, job)
     if missing:
         raise IncompleteError(
@@ -184,7 +192,11 @@ def _not_held(index: Index | None, jobs: Sequence[Job]) -> list[Job]:
 
 
 def _holds(index: Index, job: Job) -> bool:
-    return any(segment.job == job for segment in index.segments)
+    """Whether an index lists a job, or a compaction that it went into."""
+    work = (job.start, job.stop, job.input)
+    return any(
+        segment.job == job or (segment.job.model == job.model and work in segment.sources) for segment in index.segments
+    )
 
 
 def _check_all(objects: Objects, job: Job, context: Context) -> tuple[np.ndarray, np.ndarray]:
@@ -212,14 +224,14 @@ def _commit(objects: Objects, new: tuple[IndexSegment, ...], corpus: Corpus) -> 
         new = tuple(segment for segment in new if current is None or not _holds(current, segment.job))
         if current is not None and not new:
             return current
-        _check_unmarked(objects, [segment.job for segment in new])
+        check_unmarked(objects, [segment.job for segment in new])
         index = next_version(current, _rebased(current, new, objects.url), about, objects.url)
         if commit_version(objects, index.to_json()):
             return index
-    raise _too_many_races(objects.url)
+    raise too_many_races(objects.url)
 
 
-def _too_many_races(url: str) -> ConflictError:
+def too_many_races(url: str) -> ConflictError:
     return ConflictError(f"{url} was published {RACES} times while this job tried to; run the command again")
 
 

@@ -1,209 +1,246 @@
-"""Exact Hamming neighbours over all codes of an index version, in this process or across a cluster."""
+"""Exact Hamming neighbours of queries over an index version, written to a file or returned in the report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from och_dist.errors import BadInputError, UsageError
-from och_dist.graph import reduce_tasks
-from och_dist.kernels.hamming import hamming_top_k, merge_top_k
-from och_dist.kernels.packing import code_words
+from och_dist.errors import BadInputError, ConflictError, UsageError
+from och_dist.stages.choose import Way
 from och_dist.stages.common import Context, Report, Stopwatch
+from och_dist.stages.filters import Selection, selection
+from och_dist.stages.ids import find_rows
 from och_dist.stages.queries import Queries, open_queries
-from och_dist.store.index import CodeChunk, Index, IndexRef, open_version
-from och_dist.store.model import Model
-from och_dist.store.neighbors import Neighbors, check_output, read_about, save_neighbors
+from och_dist.stages.resident import Ranking
+from och_dist.stages.searcher import RerankBy, Searcher, SearchOptions, batch_size, open_index
+from och_dist.store.neighbors import (
+    Neighbors,
+    StoredNeighbors,
+    check_output,
+    open_neighbors,
+    read_about,
+    save_neighbors,
+)
+from och_dist.store.radius_results import RadiusNeighbors, save_radius
 from och_dist.store.versions import canonical, sha256
 
-if TYPE_CHECKING:
-    from distributed import Client
+__all__ = ["Searcher", "open_index", "search"]
 
-MAX_TASKS = 512
-BATCH_BYTES = 16 << 20
-MAX_BATCH = 4096
-CACHE_BYTES = 2 << 30
-
-Part = tuple[np.ndarray, np.ndarray]
-
-
-@dataclass(frozen=True)
-class SearchChunks:
-    """Search some chunks of an index version for the ``k`` nearest codes."""
-
-    index: IndexRef
-    chunks: tuple[CodeChunk, ...]
-    k: int
-
-
-@dataclass(frozen=True)
-class MergeParts:
-    """Keep the first ``k`` of several partial results."""
-
-    k: int
-
-    def __call__(self, parts: Sequence[Part]) -> Part:
-        return merge_top_k(parts, self.k)
-
-
-def search_chunks(task: SearchChunks, queries: np.ndarray) -> Part:
-    """(distances, rows) of the best ``k`` codes in some chunks; ``queries`` are packed codes (q, bytes)."""
-    index = task.index.open()
-    words = code_words(queries)
-    best: Part | None = None
-    for chunk in task.chunks:
-        part = hamming_top_k(words, code_words(index.read(chunk)), task.k, n_bits=index.bits, first_row=chunk.start)
-        best = part if best is None else merge_top_k([best, part], task.k)
-    assert best is not None  # a task has at least one chunk
-    return best
-
-
-def chunk_groups(index: Index, maximum: int = MAX_TASKS) -> list[tuple[CodeChunk, ...]]:
-    """Chunks in at most ``maximum`` groups; a function of the index alone."""
-    size = max(1, -(-len(index.chunks) // maximum))
-    return [index.chunks[i : i + size] for i in range(0, len(index.chunks), size)]
-
-
-class Searcher:
-    """Search one version of an index. Results are sorted by (distance, row); queries use the index's own model.
-
-    Without a client the codes are read once and kept in this process, as words of 64 bits, if those stay below
-    ``CACHE_BYTES``.
-    """
-
-    def __init__(self, index: Index, *, client: Client | None = None) -> None:
-        self.index = index
-        self.model: Model = index.load_model()
-        self._context = Context(client=client)
-        word_bytes = 8 * -(-index.bits // 64) * index.rows
-        self._words: dict[CodeChunk, np.ndarray] | None = {} if word_bytes <= CACHE_BYTES else None
-
-    @property
-    def rows(self) -> int:
-        """Rows of the index."""
-        return self.index.rows
-
-    def encode(self, vectors: np.ndarray) -> np.ndarray:
-        """Packed codes (q, bytes) of query vectors (q, d)."""
-        return self.model.hasher.encode_block(vectors)
-
-    def search(self, queries: Any, *, k: int = 100) -> Neighbors:
-        """The ``k`` nearest codes of each query vector (q, d): ``distances`` and ``rows`` of shape (q, min(k, n))."""
-        opened = open_queries(queries)
-        parts = list(self.batches(opened, k=k))
-        if not parts:
-            return Neighbors(np.empty((0, k), np.int32), np.empty((0, k), np.int64))
-        return Neighbors(np.concatenate([p.distances for p in parts]), np.concatenate([p.rows for p in parts]))
-
-    def batches(self, queries: Queries, *, k: int) -> Iterator[Neighbors]:
-        """Results for batches of queries in order; memory is bounded by one batch."""
-        if k < 1:
-            raise UsageError(f"k={k}; use at least 1")
-        queries.require_dim(self.model.hasher.n_features_in_, "the index")
-        size = batch_size(min(k, self.rows))
-        for start in range(0, queries.rows, size):
-            codes = self.encode(queries.read(start, min(start + size, queries.rows)))
-            yield Neighbors(*self.search_codes(codes, k=k))
-
-    def search_codes(self, codes: np.ndarray, *, k: int) -> Part:
-        """(distances, rows) for packed query codes (q, bytes) of this index's own model."""
-        if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != -(-self.index.bits // 8):
-            raise BadInputError(
-                f"query codes are {codes.dtype} {codes.shape}; the index takes uint8 (q, {-(-self.index.bits // 8)})"
-            )
-        if self._context.client is None:
-            return self._search_here(code_words(codes), k)
-        tasks = [SearchChunks(self.index.ref, group, k) for group in chunk_groups(self.index)]
-        return reduce_tasks(
-            search_chunks,
-            tasks,
-            MergeParts(k),
-            client=self._context.client,
-            name="search_chunks",
-            shared=codes,
-        )
-
-    def _search_here(self, words: np.ndarray, k: int) -> Part:
-        best: Part | None = None
-        for chunk in self.index.chunks:
-            part = hamming_top_k(words, self._chunk_words(chunk), k, n_bits=self.index.bits, first_row=chunk.start)
-            best = part if best is None else merge_top_k([best, part], k)
-        assert best is not None  # an index has at least one chunk
-        return best
-
-    def _chunk_words(self, chunk: CodeChunk) -> np.ndarray:
-        if self._words is None:
-            return code_words(self.index.read(chunk))
-        if chunk not in self._words:
-            self._words[chunk] = code_words(self.index.read(chunk))
-        return self._words[chunk]
-
-
-def batch_size(k: int) -> int:
-    """Queries per batch, so that a partial result of k neighbours each stays below BATCH_BYTES."""
-    return int(max(1, min(MAX_BATCH, BATCH_BYTES // (12 * max(k, 1)))))
-
-
-def open_index(path: str, *, client: Client | None = None, version: int | None = None) -> Searcher:
-    """Open the newest (or a named) version of an index for searching, in-process or on a Dask cluster."""
-    return Searcher(open_version(str(path), version), client=client)
+DEFAULT_K = 100
+RECALLS = (10, 100)
 
 
 def search(
     index: str,
     queries: Any,
     *,
-    k: int = 100,
+    k: int | None = None,
+    radius: int | None = None,
     output: str | None = None,
     dataset: str | None = None,
     version: int | None = None,
+    only: Any = None,
+    without: Any = None,
+    only_ids: Any = None,
+    without_ids: Any = None,
+    ranking: Ranking = "hamming",
+    rerank: int | None = None,
+    rerank_by: RerankBy = "euclidean",
+    ids: bool = False,
+    truth: str | None = None,
+    corpus: str | None = None,
+    method: Way = "auto",
     context: Context | None = None,
 ) -> Report:
-    """Find the ``k`` nearest codes of every query; ``output`` names a file, otherwise they are in the report."""
+    """Find the ``k`` nearest codes of every query (100 by default), or all within ``radius``.
+
+    ``output`` names a file, otherwise the neighbours are in the report. ``only`` and ``without`` (rows), ``only_ids``
+    and ``without_ids`` choose among the rows. With ``truth``, the output of 'och truth', the report has the recall.
+    """
     watch, context = Stopwatch("search"), context or Context()
-    if k < 1:
-        raise UsageError(f"k={k}; use at least 1")
     if output is not None:
         check_output(output)
-    searcher = open_index(index, client=context.client, version=version)
-    opened = open_queries(queries, dataset=dataset)
-    opened.require_dim(searcher.model.hasher.n_features_in_, "the index")
-    width = min(k, searcher.rows) if opened.rows else k
-    about = {
-        "kind": "hamming",
-        "key": sha256(canonical([searcher.index.to_json(), opened.fingerprint, k])),
-        "index_version": searcher.index.version,
-        "model": searcher.index.model,
-        "k": k,
-    }
-    facts: dict[str, Any] = {
+    if k is not None and radius is not None:
+        raise UsageError(f"k={k} and radius={radius}; a search takes one of them")
+    with open_index(index, client=context.client, version=version, corpus=corpus, method=method) as searcher:
+        chosen = _chosen(searcher, context, (only, without), (only_ids, without_ids))
+        opened = open_queries(queries, dataset=dataset)
+        opened.require_dim(searcher.model.hasher.n_features_in_, "the index")
+        if radius is not None:
+            if rerank is not None or ranking != "hamming" or truth is not None:
+                raise UsageError("a radius is a Hamming distance; leave out --ranking, --rerank and --truth")
+            return _search_radius(searcher, opened, radius, chosen, ids, output, watch, context)
+        options = SearchOptions(DEFAULT_K if k is None else k, chosen, ranking, rerank, rerank_by, ids)
+        return _search_nearest(searcher, opened, options, output, truth, watch, context)
+
+
+def _chosen(searcher: Searcher, context: Context, rows: tuple[Any, Any], ids: tuple[Any, Any]) -> Selection:
+    """Rows that may be returned, from row numbers or ids."""
+    if any(row is not None and name is not None for row, name in zip(rows, ids, strict=True)):
+        raise UsageError("rows are chosen by number or by id, not by both; leave out --only-ids or --without-ids")
+    found = [None if name is None else find_rows(searcher.corpus, name, context) for name in ids]
+    given = [row if row is not None else by_id for row, by_id in zip(rows, found, strict=True)]
+    chosen = selection(*given)
+    chosen.check(searcher.rows)
+    return chosen
+
+
+def _facts(searcher: Searcher, queries: Queries, output: str | None) -> dict[str, Any]:
+    return {
         "index": searcher.index.url,
         "version": searcher.index.version,
-        "queries": opened.rows,
-        "k": width,
-        "rows": searcher.rows,
-        "source": opened.source,
+        "queries": queries.rows,
+        "rows": searcher.live_rows,
+        "source": queries.source,
         "output": output,
     }
-    if output is not None and output.endswith(".zarr") and (read_about(output) or {}).get("key") == about["key"]:
+
+
+def _about(searcher: Searcher, queries: Queries, kind: str, chosen: Selection, *asked: Any) -> dict[str, Any]:
+    """What a stored result says about itself; ``key`` stands for everything it depends on."""
+    key = canonical([searcher.index.to_json(), queries.fingerprint, chosen.fingerprint if chosen else None, *asked])
+    return {"kind": kind, "key": sha256(key), "index_version": searcher.index.version, "model": searcher.index.model}
+
+
+def _is_there(output: str | None, about: dict[str, Any]) -> bool:
+    return output is not None and output.endswith(".zarr") and (read_about(output) or {}).get("key") == about["key"]
+
+
+def _search_nearest(
+    searcher: Searcher,
+    queries: Queries,
+    options: SearchOptions,
+    output: str | None,
+    truth: str | None,
+    watch: Stopwatch,
+    context: Context,
+) -> Report:
+    selected = _selected_rows(searcher, options.selection)
+    width = min(options.k, selected) if queries.rows else options.k
+    asked = (options.k, options.ranking, options.rerank, options.rerank_by if options.rerank else None, options.ids)
+    about = {**_about(searcher, queries, options.ranking, options.selection, *asked), "k": options.k}
+    if options.ids:
+        about |= {"ids": searcher.corpus.ids, "id_width": searcher.corpus.id_width}
+    facts = {**_facts(searcher, queries, output), "k": width, "ranking": options.ranking, "rerank": options.rerank}
+    recall = None if truth is None else Recall(truth, searcher, queries)
+    if recall is None and _is_there(output, about):
         return watch.report("nothing to do", **facts)
-    advance = context.progress("search", opened.rows)
+    advance = context.progress("search", queries.rows)
 
     def counted() -> Iterator[Neighbors]:
-        for part in searcher.batches(opened, k=k):
+        for part in searcher.batches(queries, options):
+            if recall is not None:
+                recall.add(part)
             yield part
             advance(len(part.rows))
 
     if output is None:
-        parts = list(counted())
-        lists = [
-            {"distances": d, "rows": r}
-            for part in parts
-            for d, r in zip(part.distances.tolist(), part.rows.tolist(), strict=True)
-        ]
-        return watch.report(**facts, neighbors=lists)
-    save_neighbors(output, counted(), queries=opened.rows, width=width, batch=batch_size(width), about=about)
-    return watch.report(**facts)
+        lists = [entry for part in counted() for entry in _lists(part)]
+        return watch.report(**facts, plan=searcher.plan, **_recalled(recall), neighbors=lists)
+    size = batch_size(min(options.depth, searcher.live_rows))
+    save_neighbors(output, counted(), queries=queries.rows, width=width, batch=size, about=about)
+    return watch.report(**facts, plan=searcher.plan, **_recalled(recall))
+
+
+def _recalled(recall: Recall | None) -> dict[str, Any]:
+    return {} if recall is None else recall.facts()
+
+
+def _lists(part: Neighbors) -> Iterator[dict[str, list[Any]]]:
+    columns = {name: values.tolist() for name, values in part.columns().items()}
+    for query in range(len(part.rows)):
+        yield {name: values[query] for name, values in columns.items()}
+
+
+def _selected_rows(searcher: Searcher, chosen: Selection) -> int:
+    """How many rows a search can return; counted by a search without distances where rows are chosen or deleted."""
+    if not chosen:
+        return searcher.live_rows
+    total = 0
+    for chunk in searcher.index.chunks:
+        numbers, live = searcher.index.row_numbers(chunk), searcher.index.live(chunk)
+        here = chosen.within(chunk.start, chunk.stop).live(chunk.start, chunk.stop, numbers)
+        total += int(np.count_nonzero(here if live is None else here & live))
+    return total
+
+
+def _search_radius(
+    searcher: Searcher,
+    queries: Queries,
+    radius: int,
+    chosen: Selection,
+    ids: bool,
+    output: str | None,
+    watch: Stopwatch,
+    context: Context,
+) -> Report:
+    about = {**_about(searcher, queries, "radius", chosen, radius, ids), "radius": radius}
+    if ids:
+        about |= {"ids": searcher.corpus.ids, "id_width": searcher.corpus.id_width}
+    facts = {**_facts(searcher, queries, output), "radius": radius}
+    if _is_there(output, about):
+        return watch.report("nothing to do", **facts)
+    advance = context.progress("search", queries.rows)
+
+    def counted() -> Iterator[RadiusNeighbors]:
+        for part in searcher.radius_batches(queries, radius, chosen, ids=ids):
+            yield part
+            advance(len(part.indptr) - 1)
+
+    if output is None:
+        lists = [entry for part in counted() for entry in part.lists()]
+        found = sum(len(entry["rows"]) for entry in lists)
+        return watch.report(**facts, found=found, plan=searcher.plan, neighbors=lists)
+    found = save_radius(output, counted(), about=about)
+    return watch.report(**facts, found=found, plan=searcher.plan)
+
+
+class Recall:
+    """Share of the true nearest neighbours among as many found, and among those found before re-ranking."""
+
+    def __init__(self, truth: str, searcher: Searcher, queries: Queries) -> None:
+        self.truth = open_neighbors(truth)
+        self.done = 0
+        self.sums: dict[str, float] = {}
+        check_truth(searcher, queries, self.truth)
+
+    def add(self, part: Neighbors) -> None:
+        """Count the neighbours of the next queries."""
+        true = self.truth.read_rows(self.done, self.done + len(part.rows))
+        self.done += len(part.rows)
+        orders = {"recall": part.rows, **({} if part.unranked is None else {"recall_unranked": part.unranked})}
+        for name, rows in orders.items():
+            for depth in RECALLS:
+                if depth <= min(rows.shape[1], true.shape[1]):
+                    found = sum(len(np.intersect1d(a[:depth], b[:depth])) for a, b in zip(rows, true, strict=True))
+                    key = f"{name}_at_{depth}"
+                    self.sums[key] = self.sums.get(key, 0.0) + found / depth
+
+    def facts(self) -> dict[str, float]:
+        return {name: total / max(1, self.done) for name, total in sorted(self.sums.items())}
+
+
+def check_truth(searcher: Searcher, queries: Queries, truth: StoredNeighbors) -> None:
+    """Refuse exact neighbours of other queries, other vectors, or vectors of which some are deleted."""
+    about, path, count = truth.about, truth.path, truth.queries
+    if about.get("kind") != "euclidean":
+        raise BadInputError(f"{path} holds {about.get('kind')} neighbours; give the output of 'och truth'")
+    if about.get("queries_fingerprint") != queries.fingerprint or count != queries.rows:
+        raise ConflictError(f"{path} was made for other queries than {queries.source}; run 'och truth' for these")
+    if about.get("rows") != searcher.rows:
+        raise ConflictError(
+            f"{path} was made over {about.get('rows')} rows, the index has {searcher.rows}; "
+            "bring both to the same corpus version"
+        )
+    if about.get("corpus_fingerprint") != searcher.index.corpus.get("fingerprint"):
+        raise ConflictError(
+            f"{path} was made over another corpus than {searcher.index.corpus.get('url')}, of which the index "
+            "was made; run 'och truth' on that one"
+        )
+    if searcher.live_rows != searcher.rows:
+        raise ConflictError(
+            f"{searcher.rows - searcher.live_rows} rows of {searcher.index.url} are deleted, but {path} counts them "
+            "as neighbours; use a version from before the delete with --version"
+        )

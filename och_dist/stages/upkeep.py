@@ -10,9 +10,11 @@ from och_dist.errors import BadInputError, IntegrityError, UsageError
 from och_dist.stages.common import Report, Stopwatch
 from och_dist.stages.publish import CLAIMS, COLLECTED
 from och_dist.store.corpus import Corpus, open_corpus
-from och_dist.store.index import MODELS, done_chunks, find_index, list_jobs, model_objects, open_version
+from och_dist.store.index import MODELS, find_index, model_objects, open_version
+from och_dist.store.jobs import done_chunks, list_jobs
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, open_objects
+from och_dist.store.tombstones import FOLDER, MARK, bitmap_keys, claimed_versions, listed_keys
 from och_dist.store.versions import read_latest, read_version, version_key, version_numbers
 
 LITTER_SECONDS = 24 * 3600
@@ -39,13 +41,17 @@ def inspect(path: str) -> Report:
         path=index.url,
         version=index.version,
         rows=index.rows,
+        deleted=index.rows - index.live_rows,
+        live_rows=index.live_rows,
         bits=index.bits,
         bytes=index.nbytes,
         method=model.method,
         model=index.model,
         notes=model.provenance.get("training", {}).get("notes", []),
         corpus=index.corpus,
-        segments=[{"job": s.job.id, "start": s.start, "stop": s.stop} for s in index.segments],
+        segments=[
+            {"job": s.job.id, "start": s.start, "stop": s.stop, "codes": s.job.stored_rows} for s in index.segments
+        ],
     )
 
 
@@ -58,6 +64,7 @@ def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
         "dim": corpus.dim,
         "dtype": corpus.dtype,
         "bytes": corpus.nbytes,
+        "ids": corpus.ids,
         "fingerprint": corpus.fingerprint,
         "segments": [
             {
@@ -104,6 +111,7 @@ def status(index: str) -> Report:
         jobs.append(
             {
                 "job": job.id,
+                "kind": "encode" if job.kept is None else "compact",
                 "rows": [job.start, job.stop],
                 "model": job.model,
                 "chunks": job.spec.n_chunks,
@@ -118,6 +126,7 @@ def status(index: str) -> Report:
         version=current.version if current else None,
         versions=numbers,
         rows=current.rows if current else 0,
+        live_rows=current.live_rows if current else 0,
         jobs=jobs,
     )
 
@@ -152,7 +161,8 @@ def gc(path: str, *, keep: int = 3, jobs: Sequence[str] = (), dry_run: bool = Fa
         for number in old:
             objects.delete(version_key(number))
         removed += sum(_remove(objects, folder) for folder in sorted(doomed))
-        removed += _collect_models(objects) + _collect_leftovers(objects) if is_index else 0
+        if is_index:
+            removed += _collect_models(objects) + _collect_leftovers(objects) + _collect_bitmaps(objects)
         removed += _sweep(objects)
     return watch.report(
         "done" if doomed or old or removed else "nothing to do",
@@ -243,6 +253,24 @@ def _collect_leftovers(objects: Objects) -> int:
     newest = read_latest(objects)
     folders = sorted(_folders(objects, newest["version"])) if newest else []
     return sum(objects.delete_below(f"{folder}/{name}") for folder in folders for name in ("done", CLAIMS))
+
+
+def _collect_bitmaps(objects: Objects) -> int:
+    """Remove bitmaps of deleted rows that no version lists; stages/delete.py says why a delete at work loses none."""
+    if not any(True for _ in objects.list(FOLDER)):
+        return 0
+    objects.put(MARK, b"{}")
+    claims = claimed_versions(objects)
+    numbers = version_numbers(objects)  # after the claims: a delete that has taken its claim back has committed
+    newest = numbers[-1] if numbers else 0
+    removed = 0
+    if all(version <= newest for version in claims.values()):
+        listed = {key for number in numbers for key in listed_keys(read_version(objects, number))}
+        unlisted = sorted(bitmap_keys(objects) - listed)
+        objects.delete_all([*unlisted, *claims])
+        removed = len(unlisted)
+    objects.delete(MARK)
+    return removed
 
 
 def _used_models(objects: Objects) -> set[str]:

@@ -16,17 +16,13 @@ from och_dist.stages.common import Context, Report, Stopwatch
 from och_dist.stages.publish import CLAIMS, COLLECTED
 from och_dist.store.arrays import ArraySpec, chunk_key, open_array, open_layout, read_rows, trailing_crc
 from och_dist.store.corpus import Corpus, CorpusRef, open_corpus
-from och_dist.store.index import (
-    Index,
-    IndexSegment,
-    Job,
-    done_chunks,
-    model_objects,
-    open_version,
-    read_job,
-)
+from och_dist.store.ids import ids_prefix
+from och_dist.store.index import Index, IndexSegment, model_objects, open_version
+from och_dist.store.jobs import Job, done_chunks, read_job
 from och_dist.store.model import is_address, load_model
 from och_dist.store.objects import Objects, open_objects
+from och_dist.store.tables import table_arrays
+from och_dist.store.tombstones import Tombstones, read_bitmap
 from och_dist.store.versions import read_version, unseal, version_numbers
 
 CHUNKS_PER_TASK = 16
@@ -79,6 +75,9 @@ def verify(path: str, *, context: Context | None = None) -> Report:
     for model in models:
         _attempt(damage, partial(load_model, model_objects(objects.url), model))
     arrays = {prefix: (spec, digests) for version in opened for prefix, spec, digests in _arrays(version)}
+    for index in (version for version in opened if isinstance(version, Index)):
+        found = _attempt(damage, partial(_table_arrays, index)) or []
+        arrays |= {prefix: (spec, digests) for prefix, spec, digests in found}
     for prefix, (spec, _) in arrays.items():
         _attempt(damage, partial(open_layout, objects, prefix, spec))
         _attempt(damage, partial(_check_folder, objects, prefix))
@@ -88,9 +87,14 @@ def verify(path: str, *, context: Context | None = None) -> Report:
         for group in _groups(list(enumerate(digests.tolist())))
     ]
     damage += [line for lines in _run(tasks, context) for line in lines]
+    damage += _damaged_bitmaps(objects, opened, context)
     _raise_damage(damage, objects.url)
     chunks = sum(len(task.chunks) for task in tasks)
     return watch.report(path=objects.url, versions=numbers, chunks=chunks, models=len(models), damaged=0)
+
+
+def _table_arrays(index: Index) -> list[tuple[str, ArraySpec, Any]]:
+    return list(table_arrays(index))
 
 
 def _run(tasks: list[VerifyChunks], context: Context) -> list[list[str]]:
@@ -139,9 +143,38 @@ def _arrays(version: Corpus | Index) -> Iterable[tuple[str, ArraySpec, Any]]:
                 ArraySpec(rows, version.dim, version.dtype, segment.chunk_rows),
                 segment.digests,
             )
+            if segment.ids_spec is not None:
+                yield ids_prefix(segment.id), segment.ids_spec, segment.id_digests
     else:
-        for part in version.segments:
+        for part in (part for part in version.segments if part.job.stored_rows):
             yield f"{part.job.folder}/codes", part.job.spec, part.digests
+            if part.row_digests is not None:
+                yield f"{part.job.folder}/rows", part.job.rows_spec, part.row_digests
+
+
+@dataclass(frozen=True)
+class VerifyBitmaps:
+    """Bitmaps of deleted rows that versions of an index list."""
+
+    url: str
+    listed: tuple[Tombstones, ...]
+
+
+def verify_bitmaps(task: VerifyBitmaps) -> list[str]:
+    """One sentence for every bitmap that does not hold what its manifest states."""
+    damage: list[str] = []
+    for entry in task.listed:
+        _attempt(damage, partial(read_bitmap, open_objects(task.url), entry))
+    return damage
+
+
+def _damaged_bitmaps(objects: Objects, opened: list[Corpus | Index], context: Context) -> list[str]:
+    listed = {entry for version in opened if isinstance(version, Index) for entry in version.tombstones}
+    entries = sorted(listed, key=lambda entry: entry.key)
+    groups = [tuple(entries[i : i + CHUNKS_PER_TASK]) for i in range(0, len(entries), CHUNKS_PER_TASK)]
+    tasks = [VerifyBitmaps(objects.url, group) for group in groups]
+    found = map_tasks(verify_bitmaps, tasks, client=context.client, name="verify_bitmaps")
+    return [line for lines in found for line in lines]
 
 
 def _check_folder(objects: Objects, prefix: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import google_crc32c
 import numpy as np
 import zarr
 from zarr.abc.store import (
@@ -262,6 +263,26 @@ def read_rows(array: zarr.Array, start: int, stop: int) -> np.ndarray:
         raise IntegrityError(f"rows {start}..{stop} of {where} are asked for, but it has {array.shape[0]} rows")
     with _damage(f"rows {start}..{stop} of {where} are damaged"):
         return np.asarray(array[start:stop])
+
+
+def read_plain_chunk(objects: Objects, prefix: str, spec: ArraySpec, chunk: int) -> np.ndarray:
+    """A chunk (rows, width) of one of our own arrays of single bytes without compression, checked by its crc32c.
+
+    The same as :func:`read_rows`, without Zarr's machinery, which takes 3 ms a chunk: ten times the reading itself.
+    """
+    where = f"{objects.url}/{prefix}/c/{chunk}/0"
+    data = objects.read(chunk_key(prefix, chunk))
+    if data is None:
+        raise IntegrityError(
+            f"chunk {where} is missing; a missing chunk is never read as zeros: run 'och verify {objects.url}'"
+        )
+    low, high = spec.bounds(chunk)
+    if len(data) != spec.chunk_rows * spec.width + 4 or google_crc32c.value(data[:-4]) != trailing_crc(data):
+        raise IntegrityError(
+            f"rows {low}..{high} of {objects.url}/{prefix} are damaged; run 'och verify', restore them from a copy or "
+            "make them again"
+        )
+    return np.frombuffer(data, np.uint8, (high - low) * spec.width).reshape(-1, spec.width)
 
 
 def stored_chunk(objects: Objects, prefix: str, chunk: int) -> Written | None:

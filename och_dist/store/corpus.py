@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -15,72 +15,14 @@ import zarr
 
 from och_dist.errors import BadInputError, IntegrityError
 from och_dist.store.arrays import METADATA, ArraySpec, open_array, open_layout, read_rows
+from och_dist.store.ids import ids_prefix, ids_text
 from och_dist.store.objects import Objects, open_objects
-from och_dist.store.versions import (
-    pack_digests,
-    read_document,
-    read_latest,
-    read_version,
-    unpack_digests,
-)
+from och_dist.store.segments import Segment
+from och_dist.store.versions import read_document, read_latest, read_version
 
-FORMAT = 1
+FORMATS = (1, 2)  # 2: with ids, which a writer of 1 would drop
 DTYPES = ("<f2", "<f4", "<f8", "|u1", "|i1")
 MAX_PARTITIONS = 4096
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Rows [start, stop) of a corpus in one Zarr array; ``digests`` holds a checksum per chunk."""
-
-    id: str
-    start: int
-    stop: int
-    chunk_rows: int
-    digests: np.ndarray = field(repr=False, compare=False)
-    codec: str = "none"
-    sources: tuple[dict[str, Any], ...] = ()
-    dropped: int = 0
-    prefix: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "start": self.start,
-            "stop": self.stop,
-            "chunk_rows": self.chunk_rows,
-            "codec": self.codec,
-            "digests": pack_digests(self.digests),
-            "sources": list(self.sources),
-            "dropped": self.dropped,
-        }
-
-    @classmethod
-    def from_json(cls, entry: dict[str, Any], where: str) -> Segment:
-        try:
-            start, stop, chunk_rows = int(entry["start"]), int(entry["stop"]), int(entry["chunk_rows"])
-            name, sources = str(entry["id"]), tuple(entry["sources"])
-            if not (name.isascii() and name.isalnum() and len(name) <= 64 and 0 <= start < stop and chunk_rows > 0):
-                raise ValueError(f"segment {name!r} [{start}, {stop}) by {chunk_rows}")
-            if not all(isinstance(source, dict) and {"fingerprint", "dataset"} <= set(source) for source in sources):
-                raise ValueError(f"segment {name!r} does not name its sources")
-            return cls(
-                id=name,
-                start=start,
-                stop=stop,
-                chunk_rows=chunk_rows,
-                codec=str(entry["codec"]),
-                digests=unpack_digests(entry["digests"], -(-(stop - start) // chunk_rows), where),
-                sources=sources,
-                dropped=int(entry["dropped"]),
-                prefix=vectors_prefix(name),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"{where} lists an impossible segment ({error})") from None
-
-
-def vectors_prefix(segment_id: str) -> str:
-    return f"segments/{segment_id}/vectors"
 
 
 @dataclass(frozen=True)
@@ -120,8 +62,18 @@ class Corpus:
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of everything that decides the content: dimension, dtype, rows and chunk digests."""
-        head = f"{self.dim} {self.dtype} ".encode()
-        return hashlib.sha256(head + self.digest(0, self.rows).encode()).hexdigest()
+        total = hashlib.sha256(f"{self.dim} {self.dtype} ".encode() + self.digest(0, self.rows).encode())
+        for segment in self.segments:
+            if segment.ids is not None and segment.id_digests is not None:
+                total.update(f" {segment.ids.kind} {segment.ids.width} ".encode())
+                total.update(segment.id_digests.astype("<u4").tobytes())
+        return total.hexdigest()
+
+    @property
+    def ids(self) -> str | None:
+        """``'int64'`` or ``'string'`` where the rows have ids of their own, else None."""
+        layout = self.segments[0].ids if self.segments else None
+        return None if layout is None else layout.kind
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Global rows [start, stop) of every stored chunk, in order."""
@@ -137,6 +89,16 @@ class Corpus:
 
     def blocks(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
         """(first global row, block) for rows [start, stop), one stored chunk at a time."""
+        return self._blocks(start, stop, self._vectors)
+
+    def id_blocks(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
+        """(first global row, ids as they are stored) for rows [start, stop), one stored chunk at a time."""
+        self._require_ids()
+        return self._blocks(start, stop, self._ids)
+
+    def _blocks(
+        self, start: int, stop: int, read: Callable[[Segment, int, int], np.ndarray]
+    ) -> Iterator[tuple[int, np.ndarray]]:
         if not 0 <= start <= stop <= self.rows:
             raise IntegrityError(
                 f"rows {start}..{stop} are asked for, but {self.url} had {self.rows} when it was opened; "
@@ -144,15 +106,73 @@ class Corpus:
             )
         for segment in self._segments(start, stop):
             low, high = max(start, segment.start), min(stop, segment.stop)
-            array = _vectors(self.url, segment.prefix, self._spec(segment))
             while low < high:
                 chunk_end = segment.start + ((low - segment.start) // segment.chunk_rows + 1) * segment.chunk_rows
                 end = min(high, chunk_end)
-                block = read_rows(array, low - segment.start, end - segment.start)
-                if block.dtype != np.dtype(self.dtype):
-                    block = block.astype(self.dtype)
-                yield low, block
+                yield low, read(segment, low - segment.start, end - segment.start)
                 low = end
+
+    def _vectors(self, segment: Segment, low: int, high: int) -> np.ndarray:
+        """Vectors (high - low, dim) of local rows of a segment."""
+        block = read_rows(_open_vectors(self.url, segment.prefix, self._spec(segment)), low, high)
+        return block if block.dtype == np.dtype(self.dtype) else block.astype(self.dtype)
+
+    def _ids(self, segment: Segment, low: int, high: int) -> np.ndarray:
+        """Ids (high - low, width) of local rows of a segment, as they are stored."""
+        assert segment.ids_spec is not None  # narrows the type: all segments have ids, or none
+        return read_rows(_open_ids(self.url, ids_prefix(segment.id), segment.ids_spec), low, high)
+
+    def _require_ids(self) -> None:
+        if self.ids is None:
+            raise BadInputError(
+                f"{self.url} has no ids; use row numbers, or make the corpus anew with 'och ingest --ids'"
+            )
+
+    def read_at(self, rows: np.ndarray) -> np.ndarray:
+        """Vectors (m, dim) of any global ``rows`` (m,), repeats allowed; each chunk that is needed is read once."""
+        out = np.empty((len(rows), self.dim), self.dtype)
+        for places, block in self._gather(rows, self._vectors):
+            out[places] = block
+        return out
+
+    def vectors_at(self, rows: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(places in ``rows`` (m,), their vectors), one stored chunk at a time, in ascending order of rows."""
+        return self._gather(rows, self._vectors)
+
+    @property
+    def id_width(self) -> int:
+        """Bytes of the longest id; 8 where they are numbers, 0 where there are none."""
+        return max((segment.ids.width for segment in self.segments if segment.ids is not None), default=0)
+
+    def read_ids(self, rows: np.ndarray) -> np.ndarray:
+        """Ids (m,), int64 or str, of any global ``rows`` (m,), repeats allowed; each chunk needed is read once."""
+        self._require_ids()
+        parts = [(places, ids_text(block)) for places, block in self._gather(rows, self._ids)]
+        kind = (
+            np.result_type(*(ids for _, ids in parts)) if parts else np.dtype("<i8" if self.ids == "int64" else "<U1")
+        )
+        out = np.empty(len(rows), kind)
+        for places, ids in parts:
+            out[places] = ids
+        return out
+
+    def _gather(
+        self, rows: np.ndarray, read: Callable[[Segment, int, int], np.ndarray]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(places in ``rows``, what is stored for them), chunk by chunk."""
+        rows = np.asarray(rows, dtype=np.int64)
+        if len(rows) and not 0 <= rows.min() <= rows.max() < self.rows:
+            wrong = rows[(rows < 0) | (rows >= self.rows)][0]
+            raise BadInputError(f"row {wrong} is asked for, but {self.url} has rows 0 to {self.rows - 1}")
+        order = np.argsort(rows, kind="stable")
+        ascending, done = rows[order], 0
+        while done < len(rows):
+            segment = self.segments[bisect_right(self._stops, int(ascending[done]))]
+            low = (int(ascending[done]) - segment.start) // segment.chunk_rows * segment.chunk_rows
+            high = min(low + segment.chunk_rows, segment.stop - segment.start)
+            end = int(np.searchsorted(ascending, segment.start + high))
+            yield order[done:end], read(segment, low, high)[ascending[done:end] - segment.start - low]
+            done = end
 
     def _segments(self, start: int, stop: int) -> Sequence[Segment]:
         """The segments that hold rows [start, stop); a corpus that grows every night has thousands of them."""
@@ -184,7 +204,7 @@ class Corpus:
 
     def to_json(self, version: int) -> dict[str, Any]:
         return {
-            "format": FORMAT,
+            "format": 1 if self.ids is None else 2,
             "kind": "corpus",
             "version": version,
             "parent": version - 1,
@@ -196,7 +216,12 @@ class Corpus:
 
 
 @lru_cache(maxsize=64)
-def _vectors(url: str, prefix: str, spec: ArraySpec) -> zarr.Array:
+def _open_ids(url: str, prefix: str, spec: ArraySpec) -> zarr.Array:
+    return open_layout(open_objects(url), prefix, spec)
+
+
+@lru_cache(maxsize=64)
+def _open_vectors(url: str, prefix: str, spec: ArraySpec) -> zarr.Array:
     """The array of a segment, checked against the manifest; that of an adopted corpus against what was opened."""
     if prefix:
         return open_layout(open_objects(url), prefix, spec)
@@ -264,10 +289,10 @@ def _metadata(objects: Objects) -> bytes | None:
 
 def _from_json(url: str, body: dict[str, Any]) -> Corpus:
     where = f"version {body.get('version')} of {url}"
-    if body.get("kind") != "corpus" or body.get("format") != FORMAT:
+    if body.get("kind") != "corpus" or body.get("format") not in FORMATS:
         raise BadInputError(
             f"{where} is of kind {body.get('kind')!r}, format {body.get('format')!r}; "
-            f"a corpus of format {FORMAT} is needed here"
+            f"a corpus of format {' or '.join(map(str, FORMATS))} is needed here"
         )
     try:
         segments = tuple(Segment.from_json(entry, where) for entry in body["segments"])
@@ -283,6 +308,8 @@ def _from_json(url: str, body: dict[str, Any]) -> Corpus:
     adjoining = [s.start for s in segments] == starts[:-1] and len({s.id for s in segments}) == len(segments)
     if dtype not in DTYPES or dim < 1 or not segments or not adjoining or starts[-1] != rows:
         raise IntegrityError(f"{where} does not add up: dim {dim}, dtype {dtype}, {rows} rows in {starts}")
+    if len({segment.ids and segment.ids.kind for segment in segments}) > 1:
+        raise IntegrityError(f"{where} mixes kinds of ids; restore the manifest from a copy")
     return Corpus(url, version, dim, dtype, segments)
 
 

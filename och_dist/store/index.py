@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -12,137 +13,42 @@ import numpy as np
 import zarr
 
 from och_dist.errors import BadInputError, IntegrityError
-from och_dist.store.arrays import (
-    ArraySpec,
-    Written,
-    create_array,
-    open_layout,
-    read_rows,
-    write_chunk,
-)
+from och_dist.store.arrays import ArraySpec, open_layout, read_plain_chunk, read_rows
+from och_dist.store.jobs import Job
 from och_dist.store.model import Model, load_model
 from och_dist.store.objects import Objects, open_objects
+from och_dist.store.tombstones import Tombstones, check_tombstones, deleted_rows
 from och_dist.store.versions import (
     canonical,
     pack_digests,
-    read_document,
+    pack_numbers,
     read_latest,
     read_version,
-    seal,
     sha256,
     unpack_digests,
-    unseal,
+    unpack_numbers,
     version_key,
 )
 
-FORMAT = 1
+FORMATS = (1, 2)  # 2: with deleted rows or compacted segments, which a reader of 1 would not see
 CHUNK_ROWS = 65_536
 MODELS = "models"
 
 
 @dataclass(frozen=True)
-class Job:
-    """The work of encoding corpus rows [start, stop) with one model; ``id`` is a function of exactly that."""
-
-    model: str
-    bits: int
-    start: int
-    stop: int
-    chunk_rows: int
-    input: str
-    generation: int = 0
-
-    @property
-    def id(self) -> str:
-        text = f"{self.model} {self.input} {self.start} {self.stop} {self.chunk_rows}"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    @property
-    def folder(self) -> str:
-        return f"segments/{self.id}.{self.generation}"
-
-    @property
-    def spec(self) -> ArraySpec:
-        return ArraySpec(self.stop - self.start, -(-self.bits // 8), "|u1", self.chunk_rows)
-
-    def rows(self, chunk: int) -> tuple[int, int]:
-        """Global rows [start, stop) of one chunk."""
-        low, high = self.spec.bounds(chunk)
-        return self.start + low, self.start + high
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @classmethod
-    def from_json(cls, body: dict[str, Any], where: str) -> Job:
-        try:
-            job = cls(
-                model=str(body["model"]),
-                input=str(body["input"]),
-                **{name: int(body[name]) for name in ("bits", "start", "stop", "chunk_rows", "generation")},
-            )
-            if not (0 <= job.start < job.stop and job.chunk_rows > 0 and job.bits > 0 and job.generation >= 0):
-                raise ValueError(f"{job}")
-        except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"{where} does not describe a job ({error})") from None
-        return job
-
-
-def begin_job(objects: Objects, job: Job) -> None:
-    """Announce a job and lay out its array; again is fine."""
-    objects.put(f"{job.folder}/job.json", seal(job.to_json()))
-    create_array(objects, f"{job.folder}/codes", job.spec)
-
-
-def read_job(objects: Objects, folder: str) -> Job | None:
-    """The job of a segment folder, None if its announcement is not there (yet, or any more)."""
-    where = f"{objects.url}/{folder}/job.json"
-    data = read_document(objects, f"{folder}/job.json")
-    if data is None:
-        return None
-    job = Job.from_json(unseal(data, where), where)
-    if job.folder != folder:
-        raise IntegrityError(f"{where} announces {job.folder}; it was copied or renamed: remove the folder {folder}")
-    return job
-
-
-def list_jobs(objects: Objects) -> list[Job]:
-    """Every job that has a folder, published or not."""
-    jobs = (read_job(objects, f"segments/{name}") for name in objects.folders("segments"))
-    return [job for job in jobs if job is not None]
-
-
-def record_key(job: Job, chunk: int) -> str:
-    return f"{job.folder}/done/{chunk:08d}.json"
-
-
-def write_codes(objects: Objects, job: Job, chunk: int, codes: np.ndarray, ones: np.ndarray, source: str) -> Written:
-    """Store one chunk of codes and then its record; both are put-if-absent, so every attempt ends in the same bytes."""
-    written = write_chunk(objects, f"{job.folder}/codes", chunk, codes)
-    record = {
-        "chunk": chunk,
-        "nbytes": written.nbytes,
-        "crc": written.crc,
-        "input": source,
-        "ones": ones.tolist(),
-    }
-    objects.put(record_key(job, chunk), canonical(record))
-    return written
-
-
-def done_chunks(objects: Objects, job: Job) -> set[int]:
-    """Numbers of the chunks that have a completion record."""
-    names = (key.rpartition("/")[2].removesuffix(".json") for key, _, _ in objects.list(f"{job.folder}/done"))
-    numbers = {int(name) for name in names if name.isascii() and name.isdigit()}
-    return {number for number in numbers if number < job.spec.n_chunks}
-
-
-@dataclass(frozen=True)
 class IndexSegment:
-    """Rows [start, stop) of an index; ``digests`` holds the crc32c of every chunk of codes."""
+    """Rows [start, stop) of an index; ``digests`` holds the crc32c of every chunk of codes.
+
+    A compacted segment names the rows of its ``sources``, each with the digest of the vectors they were encoded from.
+    Where rows were dropped, ``starts`` holds the first of the global rows that each chunk stands for, and
+    ``row_digests`` the crc32c of every chunk of row numbers.
+    """
 
     job: Job
     digests: np.ndarray = field(repr=False, compare=False)
+    sources: tuple[tuple[int, int, str], ...] = ()
+    starts: np.ndarray | None = field(default=None, repr=False, compare=False)
+    row_digests: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @property
     def start(self) -> int:
@@ -152,20 +58,52 @@ class IndexSegment:
     def stop(self) -> int:
         return self.job.stop
 
+    @property
+    def inputs(self) -> tuple[tuple[int, int, str], ...]:
+        """(start, stop, digest of the vectors) of all rows, as they were encoded."""
+        return self.sources or ((self.start, self.stop, self.job.input),)
+
+    def bounds(self, chunk: int) -> tuple[int, int]:
+        """The global rows [start, stop) that a chunk stands for; deleted ones among them may have no code."""
+        if self.starts is None:
+            return self.job.rows(chunk)
+        last = chunk + 1 == len(self.starts)
+        return int(self.starts[chunk]), self.stop if last else int(self.starts[chunk + 1])
+
     def to_json(self) -> dict[str, Any]:
-        return {"job": self.job.id, **self.job.to_json(), "digests": pack_digests(self.digests)}
+        body = {"job": self.job.id, **self.job.to_json(), "digests": pack_digests(self.digests)}
+        if self.sources:
+            body["sources"] = [list(source) for source in self.sources]
+        if self.starts is not None and self.row_digests is not None:
+            body["starts"] = pack_numbers(self.starts, "<i8")
+            body["row_digests"] = pack_digests(self.row_digests)
+        return body
 
     @classmethod
     def from_json(cls, entry: dict[str, Any], where: str) -> IndexSegment:
         job = Job.from_json(entry, where)
         if entry.get("job") != job.id:
             raise IntegrityError(f"{where} lists job {entry.get('job')!r}, but its content makes {job.id}")
-        return cls(job, unpack_digests(entry.get("digests", ""), job.spec.n_chunks, where))
+        digests = unpack_digests(entry.get("digests", ""), job.spec.n_chunks, where)
+        if job.kept is None:
+            return cls(job, digests)
+        sources = tuple((int(start), int(stop), str(source)) for start, stop, source in entry["sources"])
+        ends = [job.start, *(stop for _, stop, _ in sources)]
+        if [start for start, _, _ in sources] != ends[:-1] or ends[-1] != job.stop or ends != sorted(set(ends)):
+            raise IntegrityError(f"{where} lists a compacted segment whose sources do not adjoin")
+        if job.whole:
+            return cls(job, digests, sources)
+        starts = unpack_numbers(entry["starts"], "<i8", job.spec.n_chunks, where)
+        counts = np.diff(np.append(np.arange(0, job.stored_rows, job.chunk_rows), job.stored_rows))
+        room = np.diff(np.append(starts, job.stop))
+        if len(starts) and (starts[0] != job.start or np.any(room < counts)):
+            raise IntegrityError(f"{where} lists a compacted segment whose chunks do not adjoin")
+        return cls(job, digests, sources, starts, unpack_digests(entry["row_digests"], job.spec.n_chunks, where))
 
 
 @dataclass(frozen=True)
 class CodeChunk:
-    """Where one chunk of codes lies and which global rows it holds."""
+    """Where one chunk of codes lies and which global rows it stands for."""
 
     segment: int
     chunk: int
@@ -183,6 +121,7 @@ class Index:
     bits: int
     corpus: dict[str, Any]
     segments: tuple[IndexSegment, ...]
+    tombstones: tuple[Tombstones, ...] = ()
 
     @property
     def objects(self) -> Objects:
@@ -198,24 +137,79 @@ class Index:
         return self.segments[-1].stop if self.segments else 0
 
     @property
+    def live_rows(self) -> int:
+        """Rows that are not deleted."""
+        return self.rows - sum(entry.deleted for entry in self.tombstones)
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows that have a code: all but those that a compaction dropped."""
+        return sum(segment.job.stored_rows for segment in self.segments)
+
+    @property
     def nbytes(self) -> int:
-        return self.rows * -(-self.bits // 8)
+        return self.stored_rows * -(-self.bits // 8)
+
+    def deleted(self, start: int, stop: int) -> np.ndarray | None:
+        """bool (stop - start,): which of the global rows [start, stop) are deleted; None if none of them is."""
+        with self._not_collected():
+            return deleted_rows(self.url, self._tombstones, start, stop)
+
+    def deleted_in(self, number: int) -> int:
+        """How many rows of range ``number`` of 2^20 rows are deleted."""
+        return self._tombstones[number].deleted if number in self._tombstones else 0
+
+    @cached_property
+    def _tombstones(self) -> dict[int, Tombstones]:
+        return {entry.number: entry for entry in self.tombstones}
 
     @cached_property
     def chunks(self) -> tuple[CodeChunk, ...]:
         """All chunks in row order."""
         return tuple(
-            CodeChunk(number, chunk, *segment.job.rows(chunk))
+            CodeChunk(number, chunk, *segment.bounds(chunk))
             for number, segment in enumerate(self.segments)
             for chunk in range(segment.job.spec.n_chunks)
         )
 
+    def chunks_between(self, start: int, stop: int) -> tuple[CodeChunk, ...]:
+        """The chunks that stand for any of the global rows [start, stop)."""
+        first = bisect_right(self.chunks, start, key=lambda chunk: chunk.stop)
+        return self.chunks[first : bisect_left(self.chunks, stop, key=lambda chunk: chunk.start)]
+
     def read(self, chunk: CodeChunk) -> np.ndarray:
         """Packed codes (rows, bytes) of one chunk."""
         job = self.segments[chunk.segment].job
+        with self._not_collected():
+            _array(self.url, f"{job.folder}/codes", job.spec)  # its metadata must say what the manifest does
+            return read_plain_chunk(self.objects, f"{job.folder}/codes", job.spec, chunk.chunk)
+
+    def row_numbers(self, chunk: CodeChunk) -> np.ndarray | None:
+        """Global rows (m,) int64, ascending, of the codes of a chunk; None when they are all of [start, stop)."""
+        job = self.segments[chunk.segment].job
+        low, high = job.spec.bounds(chunk.chunk)
+        if high - low == chunk.stop - chunk.start:
+            return None
+        with self._not_collected():
+            rows = read_rows(_array(self.url, f"{job.folder}/rows", job.rows_spec), low, high)[:, 0]
+        if rows[0] < chunk.start or rows[-1] >= chunk.stop or np.any(rows[1:] <= rows[:-1]):
+            raise IntegrityError(f"the row numbers of chunk {chunk.chunk} of {self.url}/{job.folder} are damaged")
+        return rows
+
+    def live(self, chunk: CodeChunk) -> np.ndarray | None:
+        """bool (m,): which of the codes that :meth:`read` returns are not deleted; None if none of them is."""
+        deleted = self.deleted(chunk.start, chunk.stop)
+        if deleted is None:
+            return None
+        rows = self.row_numbers(chunk)
+        here = deleted if rows is None else deleted[rows - chunk.start]
+        return ~here if here.any() else None
+
+    @contextlib.contextmanager
+    def _not_collected(self) -> Iterator[None]:
+        """Say so when what is missing was collected with its version."""
         try:
-            codes = _codes(self.url, job.folder, job.spec)
-            return read_rows(codes, chunk.start - job.start, chunk.stop - job.start)
+            yield
         except IntegrityError as error:
             if self.objects.size(version_key(self.version)) is None:
                 raise IntegrityError(
@@ -224,7 +218,7 @@ class Index:
             raise
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(first global row, packed codes) chunk by chunk."""
+        """(first global row, packed codes) chunk by chunk; where rows were dropped see :meth:`row_numbers`."""
         for chunk in self.chunks:
             yield chunk.start, self.read(chunk)
 
@@ -240,7 +234,7 @@ class Index:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "format": FORMAT,
+            "format": 2 if self.tombstones or any(segment.sources for segment in self.segments) else 1,
             "kind": "index",
             "version": self.version,
             "parent": self.version - 1,
@@ -249,7 +243,7 @@ class Index:
             "rows": self.rows,
             "corpus": self.corpus,
             "segments": [segment.to_json() for segment in self.segments],
-            "tombstones": [],
+            "tombstones": [entry.to_json() for entry in self.tombstones],
         }
 
 
@@ -259,8 +253,8 @@ def model_objects(index_url: str) -> Objects:
 
 
 @lru_cache(maxsize=64)
-def _codes(url: str, folder: str, spec: ArraySpec) -> zarr.Array:
-    return open_layout(open_objects(url), f"{folder}/codes", spec)
+def _array(url: str, prefix: str, spec: ArraySpec) -> zarr.Array:
+    return open_layout(open_objects(url), prefix, spec)
 
 
 def open_version(url: str, version: int | None = None) -> Index:
@@ -305,14 +299,16 @@ def _remembered(ref: IndexRef) -> Index:
 
 def index_from_json(url: str, body: dict[str, Any]) -> Index:
     where = f"version {body.get('version')} of {url}"
-    if body.get("kind") != "index" or body.get("format") != FORMAT:
+    if body.get("kind") != "index" or body.get("format") not in FORMATS:
         raise BadInputError(
             f"{where} is of kind {body.get('kind')!r}, format {body.get('format')!r}; "
-            f"an index of format {FORMAT} is needed here"
+            f"an index of format {' or '.join(map(str, FORMATS))} is needed here"
         )
     try:
         segments = tuple(IndexSegment.from_json(entry, where) for entry in body["segments"])
-        index = Index(url, int(body["version"]), str(body["model"]), int(body["bits"]), dict(body["corpus"]), segments)
+        gone = tuple(Tombstones.from_json(entry) for entry in body.get("tombstones", ()))
+        about = (int(body["version"]), str(body["model"]), int(body["bits"]), dict(body["corpus"]))
+        index = Index(url, *about, segments, gone)
         rows = int(body["rows"])
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"{where} is incomplete ({error})") from None
@@ -321,6 +317,11 @@ def index_from_json(url: str, body: dict[str, Any]) -> Index:
         raise IntegrityError(f"{where} does not add up: {rows} rows in segments ending at {starts}")
     if {(segment.job.model, segment.job.bits) for segment in segments} != {(index.model, index.bits)}:
         raise IntegrityError(f"{where} mixes models; restore the manifest from a copy")
+    check_tombstones(index.tombstones, rows, where)
+    if index.stored_rows < index.live_rows:
+        raise IntegrityError(
+            f"{where} holds {index.stored_rows} codes for {index.live_rows} rows; restore the manifest"
+        )
     return index
 
 

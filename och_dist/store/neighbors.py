@@ -11,8 +11,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,31 @@ ABOUT = "neighbors.json"
 
 @dataclass(frozen=True)
 class Neighbors:
-    """``rows`` (q, k) int64 and ``distances`` (q, k), sorted by (distance, row) for each query."""
+    """``rows`` (q, k) int64 and ``distances`` (q, k), sorted by (distance, row) for each query.
+
+    ``ids`` (q, k) are the corpus' own names of the rows, where asked for; ``unranked`` (q, k) the rows before they
+    were ranked anew.
+    """
 
     distances: np.ndarray
     rows: np.ndarray
+    ids: np.ndarray | None = None
+    unranked: np.ndarray | None = None
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """What is stored, by name."""
+        return {"distances": self.distances, "rows": self.rows, **({} if self.ids is None else {"ids": self.ids})}
+
+
+def no_neighbors(width: int) -> Neighbors:
+    """The result of no queries."""
+    return Neighbors(np.empty((0, width), np.int32), np.empty((0, width), np.int64))
+
+
+def join_neighbors(parts: Sequence[Neighbors]) -> Neighbors:
+    """Results of queries that follow each other as one."""
+    columns = {name: np.concatenate([part.columns()[name] for part in parts]) for name in parts[0].columns()}
+    return Neighbors(**columns)
 
 
 def check_output(path: str) -> Path:
@@ -52,13 +73,20 @@ def save_neighbors(
     path: str, batches: Iterable[Neighbors], *, queries: int, width: int, batch: int, about: dict[str, Any]
 ) -> None:
     """Write batches of ``batch`` queries as they come; ``about`` (JSON values) is kept with a Zarr result."""
+    writers = {".zarr": _write_zarr, ".npz": _write_npz, ".parquet": _write_parquet, ".jsonl": _write_jsonl}
+    with written_beside(path) as (partial, suffix):
+        writers[suffix](partial, batches, (queries, width, batch), about)
+
+
+@contextlib.contextmanager
+def written_beside(path: str) -> Iterator[tuple[Path, str]]:
+    """(a hidden path to write to, the format); what is there afterwards takes the place of ``path`` at once."""
     with storage_errors(str(path)):
         target = check_output(path)
         partial = _beside(target, "part")
         target.parent.mkdir(parents=True, exist_ok=True)
-        writer = {".zarr": _write_zarr, ".npz": _write_npz, ".parquet": _write_parquet, ".jsonl": _write_jsonl}
         try:
-            writer[target.suffix](partial, batches, (queries, width, batch), about)
+            yield partial, target.suffix
             _replace(partial, target)
         finally:
             _remove(partial)
@@ -95,10 +123,11 @@ def _write_zarr(path: Path, batches: Iterable[Neighbors], shape: tuple[int, int,
     objects = LocalObjects(path)
     numbered = enumerate(batches)
     for number, part in itertools.chain([next(numbered, (0, _all([], width)))], numbered):
-        for name in ("distances", "rows"):
-            values = getattr(part, name)
+        for name, column in part.columns().items():
+            values = stored_ids(column, int(about.get("id_width", 0))) if name == "ids" else column
             if number == 0:
-                spec = ArraySpec(queries, width, values.dtype.newbyteorder("<").str, max(1, min(batch, queries)))
+                dtype = values.dtype.newbyteorder("<").str
+                spec = ArraySpec(queries, values.shape[1], dtype, max(1, min(batch, queries)))
                 create_array(objects, name, spec)
             if len(values):
                 write_chunk(objects, name, number, values)
@@ -106,49 +135,65 @@ def _write_zarr(path: Path, batches: Iterable[Neighbors], shape: tuple[int, int,
     objects.put(ABOUT, seal({**about, "queries": queries, "width": width}))
 
 
+def stored_ids(ids: np.ndarray, width: int) -> np.ndarray:
+    """Ids (m, n) as they are stored: int64, or strings as bytes (m, n * width), each padded with NUL to ``width``."""
+    if ids.dtype.kind != "U":
+        return ids
+    return np.strings.encode(ids, "utf-8").astype(f"S{width}").view(np.uint8).reshape(len(ids), -1)
+
+
 def _all(batches: Iterable[Neighbors], width: int) -> Neighbors:
     parts = list(batches)
-    if not parts:
-        return Neighbors(np.empty((0, width), np.int32), np.empty((0, width), np.int64))
-    return Neighbors(np.concatenate([p.distances for p in parts]), np.concatenate([p.rows for p in parts]))
+    return join_neighbors(parts) if parts else no_neighbors(width)
 
 
 def _write_npz(path: Path, batches: Iterable[Neighbors], shape: tuple[int, int, int], about: dict[str, Any]) -> None:
     whole = _all(batches, shape[1])
     with path.open("wb") as file:
-        np.savez(file, distances=whole.distances, rows=whole.rows)
+        np.savez(file, **whole.columns())  # type: ignore[arg-type]
 
 
 def _write_parquet(
     path: Path, batches: Iterable[Neighbors], shape: tuple[int, int, int], about: dict[str, Any]
 ) -> None:
+    pa, pq = parquet_modules(path)
+
+    def table(part: Neighbors) -> Any:
+        def column(values: np.ndarray) -> Any:
+            flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+            if not shape[1]:
+                return pa.array([[]] * len(values), pa.list_(flat.type))
+            return pa.FixedSizeListArray.from_arrays(flat, shape[1])
+
+        return pa.table({name: column(values) for name, values in part.columns().items()})
+
+    write_tables(pq, path, map(table, batches), table(no_neighbors(shape[1])))
+
+
+def parquet_modules(path: Path) -> tuple[Any, Any]:
+    """pyarrow and pyarrow.parquet, or how to get them."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
         raise UsageError(f"{path.name} needs pyarrow; install it with: pip install 'och-dist[parquet]'") from None
+    return pa, pq
 
-    def table(part: Neighbors) -> Any:
-        columns = [
-            pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(values).reshape(-1)), max(shape[1], 1))
-            if shape[1] else pa.array([[]] * len(values), pa.list_(pa.from_numpy_dtype(values.dtype)))
-            for values in (part.distances, part.rows)
-        ]  # fmt: skip
-        return pa.table(columns, names=["distances", "rows"])
 
-    parts = iter(batches)
-    head = table(next(parts, _all([], shape[1])))
+def write_tables(pq: Any, path: Path, tables: Iterator[Any], empty: Any) -> None:
+    """Write tables of one schema as they come; ``empty`` stands for none."""
+    head = next(tables, empty)
     with contextlib.closing(pq.ParquetWriter(path, head.schema)) as writer:
-        writer.write_table(head)
-        for part in parts:
-            writer.write_table(table(part))
+        for part in itertools.chain([head], tables):
+            writer.write_table(part)
 
 
 def _write_jsonl(path: Path, batches: Iterable[Neighbors], shape: tuple[int, int, int], about: dict[str, Any]) -> None:
     with path.open("w") as file:
         for part in batches:
-            for distances, rows in zip(part.distances.tolist(), part.rows.tolist(), strict=True):
-                file.write(json.dumps({"distances": distances, "rows": rows}) + "\n")
+            columns = {name: values.tolist() for name, values in part.columns().items()}
+            for query in range(len(part.rows)):
+                file.write(json.dumps({name: values[query] for name, values in columns.items()}) + "\n")
 
 
 def read_about(path: str) -> dict[str, Any] | None:
@@ -171,7 +216,14 @@ class StoredNeighbors:
 
     def read(self, start: int, stop: int) -> Neighbors:
         """Neighbours of queries [start, stop)."""
-        return Neighbors(*(read_rows(self._array(name), start, stop) for name in ("distances", "rows")))
+        found = Neighbors(*(read_rows(self._array(name), start, stop) for name in ("distances", "rows")))
+        if not self.about.get("ids"):
+            return found
+        ids = read_rows(self._array("ids"), start, stop)
+        if ids.dtype == np.uint8:
+            width = int(self.about["id_width"])
+            ids = np.strings.decode(np.ascontiguousarray(ids).view(f"S{width}"), "utf-8").reshape(len(ids), -1)
+        return replace(found, ids=ids)
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         """Row numbers (stop - start, width) of queries [start, stop)."""

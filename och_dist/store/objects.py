@@ -23,6 +23,7 @@ from och_dist.errors import BadInputError, ConflictError, IncompleteError, Integ
 
 TEMPORARY = ".tmp"
 ATTEMPTS = 10
+FLUSHED = 1 << 17
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 MISPLACED = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
@@ -234,7 +235,7 @@ class LocalObjects(Objects):
             with temporary.open("wb") as file:
                 file.write(data)
                 file.flush()
-                if len(data) < 1 << 16:  # manifests, records, models; chunks are checked again before a publish
+                if len(data) <= FLUSHED:  # manifests, records, models, bitmaps; chunks are checked before a publish
                     os.fsync(file.fileno())
             return self._link(temporary, path)
         finally:

@@ -57,7 +57,7 @@ def open_sources(patterns: Sequence[str], *, dataset: str | None = None, allow_e
     """
     if isinstance(patterns, str) or not patterns:
         raise UsageError(f"patterns={patterns!r}; expected a list of paths or globs; name at least one file")
-    paths = [path for pattern in patterns for path in _expand(pattern)]
+    paths = [path for pattern in patterns for path in expand(pattern)]
     twice = [path for path, count in Counter(paths).items() if count > 1]
     if twice:
         raise UsageError(f"{twice[0]}: named twice, its rows would be read twice; name every file once")
@@ -114,7 +114,7 @@ def _nothing_in(path: str, what: str = "") -> BadInputError:
     return BadInputError(f"{path}: {what}no rows, and no dimension either; expected vectors; fetch or write it again")
 
 
-def _expand(pattern: str) -> list[str]:
+def expand(pattern: str) -> list[str]:
     """Absolute paths of one pattern; an existing path counts as itself even if it has wildcard characters."""
     if "://" in pattern:
         raise UsageError(f"{pattern}: a URL; expected a path or a glob; download it first")

@@ -108,7 +108,7 @@ def read_vecs_source(source: Source, start: int, stop: int) -> np.ndarray:
     return read_vecs(source.path, Layout(source.rows, source.dim, source.dtype), start, stop)
 
 
-def _npy_header(path: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+def npy_header(path: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     """(shape, Fortran order, dtype, offset of the data) of an npy file; nothing is unpickled."""
     with open(path, "rb") as stream:
         try:
@@ -129,7 +129,7 @@ def _npy_header(path: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:
 
 def describe_npy(path: str, dataset: str | None) -> Layout:
     """Layout of an npy file, whose size must be exactly what its header promises."""
-    shape, _, dtype, offset = _npy_header(path)
+    shape, _, dtype, offset = npy_header(path)
     accepted = accepted_dtype(dtype, path)
     rows, dim = two_dimensional(shape, path)
     promised, size = offset + rows * dim * dtype.itemsize, os.path.getsize(path)
@@ -142,7 +142,7 @@ def describe_npy(path: str, dataset: str | None) -> Layout:
 
 def read_npy(source: Source, start: int, stop: int) -> np.ndarray:
     """Rows of an npy file in either order and endianness; only their bytes are read."""
-    shape, fortran, dtype, offset = _npy_header(source.path)
+    shape, fortran, dtype, offset = npy_header(source.path)
     check_unchanged(source, *two_dimensional(shape, source.path), accepted_dtype(dtype, source.path))
     if fortran:
         # Column-major: the rows are one run of bytes in each column, the map touches those pages only.

@@ -24,7 +24,7 @@ BUFFER_BYTES = 1 << 20
 
 
 @contextmanager
-def _open(path: str) -> Iterator[Any]:
+def open_parquet(path: str) -> Iterator[Any]:
     """The open ParquetFile; errors of the library become BadInputError."""
     try:
         import pyarrow
@@ -77,7 +77,7 @@ def _first_length(file: Any, name: str, path: str) -> int:
 
 def describe_parquet(path: str, dataset: str | None) -> Layout:
     """Layout of the named or only column of number lists; ``dim`` is the length of the first list."""
-    with _open(path) as file:
+    with open_parquet(path) as file:
         columns = _list_columns(file)
         name = choose_dataset(path, {k: str(v) for k, v in columns.items()}, dataset, kind="list column")
         dtype = _dtype(columns[name], path, name)
@@ -113,7 +113,7 @@ def _block(column: Any, source: Source, first_row: int) -> np.ndarray:
     return values.to_numpy(zero_copy_only=False).reshape(-1, source.dim)
 
 
-def _row_groups(file: Any, start: int, stop: int) -> tuple[list[int], int]:
+def row_groups(file: Any, start: int, stop: int) -> tuple[list[int], int]:
     """The row groups that hold rows [start, stop), and the row number at which the first of them begins."""
     counts = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
     ends = np.cumsum(counts, dtype=np.int64)
@@ -126,11 +126,11 @@ def read_parquet(source: Source, start: int, stop: int) -> np.ndarray:
     """Rows of a list column: only the row groups that hold them are decoded, in small batches."""
     out = np.empty((stop - start, source.dim), source.dtype)
     name = source.dataset or ""
-    with _open(source.path) as file:
+    with open_parquet(source.path) as file:
         kind = _list_columns(file).get(name)
         dtype = _dtype(kind, source.path, name) if kind is not None else "nothing"
         check_unchanged(source, file.metadata.num_rows, source.dim, dtype)
-        groups, row = _row_groups(file, start, stop)
+        groups, row = row_groups(file, start, stop)
         size = max(1, BATCH_BYTES // (source.dim * out.itemsize))
         for batch in file.iter_batches(batch_size=size, row_groups=groups, columns=[name], use_threads=False):
             end = row + batch.num_rows

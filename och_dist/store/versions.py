@@ -47,19 +47,28 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
     return dict(body)
 
 
+def pack_numbers(numbers: np.ndarray, dtype: str) -> str:
+    """Numbers of a little-endian ``dtype`` as base64."""
+    return base64.b64encode(np.ascontiguousarray(numbers, dtype=dtype).tobytes()).decode()
+
+
+def unpack_numbers(text: str, dtype: str, count: int, where: str) -> np.ndarray:
+    try:
+        numbers = np.frombuffer(base64.b64decode(text, validate=True), dtype=dtype)
+    except (ValueError, TypeError) as error:
+        raise IntegrityError(f"{where} holds unreadable chunk digests ({error})") from None
+    if len(numbers) != count:
+        raise IntegrityError(f"{where} holds {len(numbers)} chunk digests, expected {count}")
+    return numbers
+
+
 def pack_digests(digests: np.ndarray) -> str:
     """uint32 checksums as base64, so that 100,000 chunks fit in half a megabyte of manifest."""
-    return base64.b64encode(np.ascontiguousarray(digests, dtype="<u4").tobytes()).decode()
+    return pack_numbers(digests, "<u4")
 
 
 def unpack_digests(text: str, count: int, where: str) -> np.ndarray:
-    try:
-        digests = np.frombuffer(base64.b64decode(text, validate=True), dtype="<u4")
-    except (ValueError, TypeError) as error:
-        raise IntegrityError(f"{where} holds unreadable chunk digests ({error})") from None
-    if len(digests) != count:
-        raise IntegrityError(f"{where} holds {len(digests)} chunk digests, expected {count}")
-    return digests
+    return unpack_numbers(text, "<u4", count, where)
 
 
 def version_key(number: int) -> str:

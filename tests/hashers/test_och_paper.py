@@ -66,6 +66,7 @@ def test_it_is_och_whose_rows_are_the_centres():
     paper = quick(n_anchors=60, n_near=6, max_iter=10).fit_training(data)
     same = OCH(
         24,
+        orthogonal=True,
         landmarks="rows",
         n_landmarks=60,
         n_anchors=60,

@@ -18,7 +18,7 @@ from och_dist.errors import BadInputError, IntegrityError, NonFiniteError
 from och_dist.hashers.base import training_data
 from och_dist.hashers.registry import METHODS, model_from_state
 from och_dist.hashers.sgh import SGH, graph_factor
-from och_dist.kernels.hamming import hamming_histogram, hamming_pairs
+from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
 from och_dist.kernels.packing import code_words
 from och_dist.metrics import mean_average_precision
 
@@ -291,7 +291,7 @@ def test_real_descriptors_rank_as_expected():
 
     def hamming_map(codes):
         words = [code_words(part) for part in (codes[:200], codes[200:])]
-        n = hamming_histogram(*words, 64)
+        n = hamming_histogram(codes[:200], lay_out(codes[200:], 64))
         g = np.zeros_like(n)
         np.add.at(g, (query, hamming_pairs(*words, query, row)), 1)
         return mean_average_precision(n, g)

@@ -17,7 +17,7 @@ from och_dist.errors import BadInputError, IntegrityError, NonFiniteError
 from och_dist.hashers.base import training_data
 from och_dist.hashers.registry import METHODS, model_from_state
 from och_dist.hashers.sph import SpH, _forces, _inside, _overlap_deviation
-from och_dist.kernels.hamming import hamming_histogram, hamming_pairs
+from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
 from och_dist.kernels.packing import code_words
 from och_dist.kernels.spheres import spherical_histogram, spherical_levels, spherical_pairs
 from och_dist.metrics import mean_average_precision
@@ -257,17 +257,19 @@ def test_real_descriptors_rank_as_expected():
     def words(codes):
         return [code_words(part) for part in (codes[:200], codes[200:])]
 
-    def hamming_map(w):
-        n = hamming_histogram(*w, 64)
+    def hamming_map(codes):
+        w = words(codes)
+        n = hamming_histogram(codes[:200], lay_out(codes[200:], 64))
         g = np.zeros_like(n)
         np.add.at(g, (query, hamming_pairs(*w, query, row)), 1)
         return mean_average_precision(n, g)
 
     model = SpH(64).fit(base[:6000])
-    spheres = words(model.transform(x))
+    codes = model.transform(x)
+    spheres = words(codes)
     planes = (x - mean) @ np.random.default_rng(0).normal(size=(384, 64)) > 0
-    lsh = hamming_map(words(np.packbits(planes, axis=1, bitorder="little")))
-    plain = hamming_map(spheres)
+    lsh = hamming_map(np.packbits(planes, axis=1, bitorder="little"))
+    plain = hamming_map(codes)
     levels = spherical_levels(64)
     n = spherical_histogram(*spheres, 64, levels)
     g = np.zeros_like(n)

@@ -106,7 +106,8 @@ def test_scores_of_nothing_but_rounding_follow_the_definition(seed, d, m):
     weights = model[4]
     for k in range(8):
         line = np.array(plain_features(block[k], *model[:4]))
-        weights[:, k] -= line * (line @ weights[:, k]) / (line @ line)
+        for _ in range(2):  # what the first round leaves may be small, and rounding errors large beside it
+            weights[:, k] -= line * (line @ weights[:, k]) / (line @ line)
     features = GaussianFeatures(*model[:4])
     scores = np.diag(features.of_centred(*features.centred(block)) @ weights)
     assert (np.abs(scores) <= features.error() * np.abs(weights).sum(axis=0)).all()

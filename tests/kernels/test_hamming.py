@@ -1,4 +1,4 @@
-"""Hamming kernels against full distance matrices and against faiss."""
+"""Hamming kernels against full distance matrices and plain sorts."""
 
 from __future__ import annotations
 
@@ -10,77 +10,132 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.kernels import hamming
-from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, hamming_top_k, merge_top_k
+from och_dist.kernels import hamming, hamming_scan
+from och_dist.kernels.hamming import (
+    hamming_histogram,
+    hamming_pairs,
+    hamming_radius,
+    hamming_top_k,
+    lay_out,
+    merge_radius,
+    merge_top_k,
+)
 from och_dist.kernels.packing import code_words, pack_bits
+
+SIZES = [1, 2, 63, 64, 65, 127, 128, 129, 200, 700]
+"""Numbers of codes around the borders of groups of 64."""
 
 
 def random_bits(n, r, seed, flips=0.5):
-    """Rows that share a pattern when ``flips`` is small: many ties, many duplicates."""
+    """Rows that share a pattern when ``flips`` is small: many ties, many duplicates; all equal when it is 0."""
     rng = np.random.default_rng(seed)
     return (rng.random(r) < 0.5) ^ (rng.random((n, r)) < flips)
 
 
-def words(bits):
-    return code_words(pack_bits(bits))
+def block_of(bits):
+    return lay_out(pack_bits(bits), bits.shape[1])
 
 
 def all_distances(queries, rows):
-    return (queries[:, None, :] != rows[None, :, :]).sum(axis=2)
+    return np.stack([np.count_nonzero(query != rows, axis=1) for query in queries])
 
 
-def naive_top_k(distances, k, keep=None):
-    """(distance, row) order through a plain sort of every query."""
-    rows = np.arange(distances.shape[1]) if keep is None else np.flatnonzero(keep)
-    picked = [sorted(zip(line[rows], rows, strict=True))[:k] for line in distances]
-    width = min(k, rows.size)
-    pairs = np.array(picked, dtype=np.int64).reshape(len(distances), width, 2)
-    return pairs[:, :, 0], pairs[:, :, 1]
+def naive_order(distances, live=None):
+    """Rows of each query by (distance, row), through a plain sort of every query."""
+    rows = np.arange(distances.shape[1]) if live is None else np.flatnonzero(live)
+    return [sorted(zip(line[rows].tolist(), rows.tolist(), strict=True)) for line in distances]
 
 
-def check_top_k(queries, rows, k, **options):
-    keep = ~options["skip"] if "skip" in options else None
-    expected = naive_top_k(all_distances(queries, rows), k, keep)
-    distances, found = hamming_top_k(words(queries), words(rows), k, n_bits=rows.shape[1], **options)
-    assert distances.dtype == np.int32
-    assert found.dtype == np.int64
-    assert np.array_equal(distances, expected[0])
-    assert np.array_equal(found, expected[1] + options.get("first_row", 0))
+def check_top_k(got, order, k, numbers):
+    distances, rows = got
+    assert (distances.dtype, rows.dtype) == (np.int32, np.int64)
+    assert distances.tolist() == [[d for d, _ in line[:k]] for line in order]
+    assert rows.tolist() == [[int(numbers[row]) for _, row in line[:k]] for line in order]
 
 
-@settings(deadline=None, max_examples=40)
+def check_radius(got, order, radius, numbers):
+    indptr, distances, rows = got
+    assert (indptr.dtype, distances.dtype, rows.dtype) == (np.int64, np.int32, np.int64)
+    within = [[(d, int(numbers[row])) for d, row in line if d <= radius] for line in order]
+    assert indptr.tolist() == [0, *itertools.accumulate(len(line) for line in within)]
+    assert list(zip(distances.tolist(), rows.tolist(), strict=True)) == [pair for line in within for pair in line]
+
+
+@settings(deadline=None, max_examples=60)
 @given(
-    r=st.integers(1, 200),
-    n=st.sampled_from([1, 2, 63, 64, 65, 127, 128, 129, 200, 700]),
+    r=st.integers(1, 512) | st.sampled_from([8, 31, 32, 33, 63, 64, 65, 128, 256, 512]),
+    n=st.sampled_from(SIZES),
     q=st.integers(1, 4),
-    k=st.integers(1, 800),
+    k=st.sampled_from([1, 2, 10, 64, 100, 800]),
     flips=st.sampled_from([0.0, 0.02, 0.5]),
+    share=st.sampled_from([None, 0.0, 0.01, 0.5, 0.95, 1.0]),
+    numbered=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_top_k_histogram_and_pairs(r, n, q, k, flips, seed):
+def test_everything_against_all_distances(r, n, q, k, flips, share, numbered, seed):
+    rng = np.random.default_rng(seed)
     queries, rows = random_bits(q, r, seed, flips), random_bits(n, r, seed, flips)
-    check_top_k(queries, rows, k)
-    distances = all_distances(queries, rows)
-    histogram = hamming_histogram(words(queries), words(rows), r)
+    live = None if share is None else rng.random(n) < share
+    numbers = np.cumsum(rng.integers(1, 9, n)) if numbered else np.arange(n) + 1000
+    where = {"row_numbers": numbers} if numbered else {"first_row": 1000}
+    distances, block, packed = all_distances(queries, rows), block_of(rows), pack_bits(queries)
+    order = naive_order(distances, live)
+    check_top_k(hamming_top_k(packed, block, k, live=live, **where), order, k, numbers)
+    for radius in (0, int(np.median(distances)), r + 5):
+        check_radius(hamming_radius(packed, block, radius, live=live, **where), order, radius, numbers)
+    counted = distances if live is None else distances[:, live]
+    histogram = hamming_histogram(packed, block, live=live)
     assert histogram.dtype == np.int64
-    assert np.array_equal(histogram, [np.bincount(line, minlength=r + 1) for line in distances])
+    assert np.array_equal(histogram, [np.bincount(line, minlength=r + 1) for line in counted])
     pair_query, pair_row = np.indices(distances.shape).reshape(2, -1)
-    pairs = hamming_pairs(words(queries), words(rows), pair_query, pair_row)
+    pairs = hamming_pairs(code_words(packed), code_words(pack_bits(rows)), pair_query, pair_row)
     assert np.array_equal(pairs, distances.ravel())
 
 
-@pytest.mark.parametrize("r", [64, 100, 192, 256, 300])
+@settings(deadline=None, max_examples=30)
+@given(
+    r=st.sampled_from([20, 64, 130]),
+    n=st.sampled_from(SIZES),
+    k=st.sampled_from([1, 10, 100, 800]),
+    seed=st.integers(0, 1000),
+)
+def test_rows_beyond_a_limit_leave_their_place_empty(r, n, k, seed):
+    rng = np.random.default_rng(seed)
+    queries, rows = random_bits(5, r, seed, 0.1), random_bits(n, r, seed, 0.1)
+    limits = rng.integers(-1, r + 2, 5).astype(np.int32)
+    distances, found = hamming_top_k(pack_bits(queries), block_of(rows), k, limits=limits, first_row=7)
+    width = min(k, n)
+    for limit, line, got, at in zip(limits, naive_order(all_distances(queries, rows)), distances, found, strict=True):
+        kept = [(d, row + 7) for d, row in line[:k] if d <= limit]
+        kept += [(r + 1, -1)] * (width - len(kept))
+        assert list(zip(got.tolist(), at.tolist(), strict=True)) == kept
+
+
+def test_a_limit_equal_to_the_kth_distance_changes_nothing():
+    queries, rows = pack_bits(random_bits(9, 50, 1, 0.2)), block_of(random_bits(900, 50, 1, 0.2))
+    free = hamming_top_k(queries, rows, 40)
+    bound = hamming_top_k(queries, rows, 40, limits=free[0][:, -1])
+    assert all(np.array_equal(*pair) for pair in zip(free, bound, strict=True))
+
+
+@pytest.mark.parametrize("r", [32, 64, 100, 192, 300])
 def test_more_than_one_block_and_tile(r):
-    per_block = hamming.BLOCK_WORDS // -(-r // 64)
-    rows = random_bits(per_block + 70, r, 1, flips=0.1)
-    queries = random_bits(hamming.QUERY_TILE + 1, r, 1, flips=0.1)
-    distances = np.stack([np.count_nonzero(query != rows, axis=1) for query in queries])
+    bytes_per_code = 4 if r <= 32 else 8 * -(-r // 64)
+    rows = random_bits(2 * hamming_scan.BLOCK_BYTES // bytes_per_code + 70, r, 1, flips=0.1)
+    queries = random_bits(hamming_scan.QUERY_TILE + 1, r, 1, flips=0.1)
+    distances, block, packed = all_distances(queries, rows), block_of(rows), pack_bits(queries)
+    order = np.argsort(distances, axis=1, kind="stable")
     for k in (1, 100):
-        order = np.argsort(distances, axis=1, kind="stable")[:, :k]
-        got = hamming_top_k(words(queries), words(rows), k, n_bits=r)
-        assert np.array_equal(got[1], order)
-        assert np.array_equal(got[0], np.take_along_axis(distances, order, axis=1))
-    histogram = hamming_histogram(words(queries), words(rows), r)
+        got = hamming_top_k(packed, block, k)
+        assert np.array_equal(got[1], order[:, :k])
+        assert np.array_equal(got[0], np.take_along_axis(distances, order[:, :k], axis=1))
+    radius = int(np.quantile(distances, 0.02))
+    indptr, within, found = hamming_radius(packed, block, radius)
+    for q in range(len(queries)):
+        here, count = slice(*indptr[q : q + 2]), np.count_nonzero(distances[q] <= radius)
+        assert np.array_equal(found[here], order[q, :count])
+        assert np.array_equal(within[here], distances[q, order[q, :count]])
+    histogram = hamming_histogram(packed, block)
     assert np.array_equal(histogram, [np.bincount(line, minlength=r + 1) for line in distances])
 
 
@@ -91,67 +146,155 @@ def test_descending_distances_overflow_the_candidate_buffer():
     for i in range(n):
         rows[i, : r - i * r // n] = True
     queries = np.zeros((1, r), bool)
+    order = naive_order(all_distances(queries, rows))
     for k in (1, 5, 40):
-        check_top_k(queries, rows, k)
+        check_top_k(hamming_top_k(pack_bits(queries), block_of(rows), k), order, k, np.arange(n))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.95, 1.0])
-def test_skipped_rows_are_not_considered(share):
-    queries, rows = random_bits(3, 70, 4, 0.1), random_bits(500, 70, 4, 0.1)
-    skip = np.random.default_rng(0).random(500) < share
-    check_top_k(queries, rows, 60, skip=skip, first_row=1000)
+@pytest.fixture(scope="module")
+def sampled():
+    """Enough rows for a sample. A cluster lies where the sample does not look, another one only where it looks."""
+    n = hamming.SAMPLE_FROM + 77
+    rows = random_bits(n, 64, 5, 0.3)
+    hidden, shown = random_bits(2, 64, 6)
+    looked_at = np.zeros(n, bool)
+    looked_at[:: hamming.SAMPLE_STRIDE] = True
+    rows[np.flatnonzero(looked_at)[:300]] = shown
+    rows[np.flatnonzero(~looked_at)[:300]] = hidden
+    queries = np.concatenate([random_bits(6, 64, 5, 0.3), [hidden, shown, ~shown]])
+    return queries, rows, all_distances(queries, rows)
 
 
-def test_same_as_faiss():
-    faiss = pytest.importorskip("faiss")
-    rows, queries = pack_bits(random_bits(5000, 64, 2)), pack_bits(random_bits(20, 64, 3))
-    index = faiss.IndexBinaryFlat(64)
-    index.add(rows)
-    expected, _ = index.search(queries, 50)
-    distances, _ = hamming_top_k(code_words(queries), code_words(rows), 50, n_bits=64)
-    assert np.array_equal(distances, expected)
+@pytest.mark.parametrize("k", [1, 10, 250, 300, 1000, 4000])
+@pytest.mark.parametrize("share", [None, 0.9, 0.02])
+def test_a_sample_that_misleads_changes_nothing(sampled, k, share):
+    queries, rows, distances = sampled
+    live = None if share is None else np.random.default_rng(0).random(len(rows)) < share
+    numbers = np.arange(len(rows)) if live is None else np.flatnonzero(live)
+    kept = distances[:, numbers]
+    order = np.argsort(kept, axis=1, kind="stable")[:, :k]
+    block = block_of(rows)
+    assert block.sample is not None
+    got = hamming_top_k(pack_bits(queries), block, k, live=live)
+    assert np.array_equal(got[0], np.take_along_axis(kept, order, axis=1))
+    assert np.array_equal(got[1], numbers[order])
+
+
+def test_the_sample_promised_too_much_for_some_query(sampled):
+    """Without this the test above would not reach the second scan."""
+    queries, rows, distances = sampled
+    block, k = block_of(rows), 1000
+    words = hamming._words(pack_bits(queries), 64, "queries")
+    guessed = hamming._expected_limits(words, block, None, k)
+    reached = np.count_nonzero(distances < guessed[:, None], axis=1)
+    assert (reached < k).any()
+    assert (reached >= k).sum() >= 6
+
+
+def test_a_part_of_a_block_is_the_block_of_these_rows():
+    queries, rows = random_bits(4, 70, 2, 0.1), random_bits(1000, 70, 2, 0.1)
+    block, packed = block_of(rows), pack_bits(queries)
+    for start, stop in ((0, 64), (64, 1000), (128, 640), (0, 1000), (64, 64)):
+        part = block.part(start, stop)
+        order = naive_order(all_distances(queries, rows[start:stop]))
+        assert (part.n, part.n_bits) == (stop - start, 70)
+        assert np.shares_memory(part.groups, block.groups) or start == stop
+        check_top_k(hamming_top_k(packed, part, 30, first_row=start), order, 30, np.arange(start, 1000))
+    for start, stop in ((1, 64), (0, 65), (128, 64), (64, 1024)):
+        with pytest.raises(UsageError, match="expected multiples of 64"):
+            block.part(start, stop)
+
+
+def test_taken_codes_are_the_block_of_these_rows():
+    queries, rows = random_bits(4, 70, 3, 0.1), random_bits(300, 70, 3, 0.1)
+    chosen = np.array([299, 0, 64, 64, 63, 128])
+    taken = block_of(rows).take(chosen)
+    order = naive_order(all_distances(queries, rows[chosen]))
+    check_top_k(hamming_top_k(pack_bits(queries), taken, 6), order, 6, np.arange(6))
+    for wrong in (-1, 300):
+        with pytest.raises(UsageError, match="expected 0 to 299"):
+            block_of(rows).take(np.array([5, wrong]))
+
+
+def test_size_of_a_block():
+    assert block_of(random_bits(65, 32, 0)).nbytes == 2 * 64 * 4
+    assert block_of(random_bits(65, 33, 0)).nbytes == 2 * 64 * 8
+    assert block_of(random_bits(64, 129, 0)).nbytes == 64 * 24
+    assert block_of(random_bits(64, 64, 0)).groups.ctypes.data % 64 == 0
 
 
 @pytest.mark.parametrize("sizes", [[300], [1, 299], [100, 100, 100], [0, 64, 236]])
 @pytest.mark.parametrize("k", [1, 10, 250, 1000])
 def test_merged_parts_equal_the_whole(sizes, k):
     queries, rows = random_bits(5, 40, 7, 0.1), random_bits(300, 40, 7, 0.1)
-    cuts = np.cumsum([0, *sizes])
-    parts = [
-        hamming_top_k(words(queries), words(rows[a:b]), k, n_bits=40, first_row=int(a))
-        for a, b in itertools.pairwise(cuts)
-    ]
-    expected = naive_top_k(all_distances(queries, rows), k)
-    for order in (parts, parts[::-1]):
-        distances, found = merge_top_k(order, k)
-        assert np.array_equal(distances, expected[0])
-        assert np.array_equal(found, expected[1])
-        assert distances.dtype == np.int32
+    packed, order = pack_bits(queries), naive_order(all_distances(queries, rows))
+    pieces = [(block_of(rows[a:b]), int(a)) for a, b in itertools.pairwise(np.cumsum([0, *sizes]))]
+    nearest = [hamming_top_k(packed, block, k, first_row=first) for block, first in pieces]
+    within = [hamming_radius(packed, block, 9, first_row=first) for block, first in pieces]
+    for step in (1, -1):
+        check_top_k(merge_top_k(nearest[::step], k), order, k, np.arange(300))
+        check_radius(merge_radius(within[::step]), order, 9, np.arange(300))
+
+
+def test_limits_carried_from_part_to_part_give_the_whole():
+    queries, rows = random_bits(5, 40, 8, 0.2), random_bits(640, 40, 8, 0.2)
+    packed, block = pack_bits(queries), block_of(rows)
+    best = hamming_top_k(packed, block.part(0, 128), 20)
+    for start in range(128, 640, 128):
+        more = hamming_top_k(packed, block.part(start, start + 128), 20, first_row=start, limits=best[0][:, -1])
+        best = merge_top_k([best, more], 20)
+    check_top_k(best, naive_order(all_distances(queries, rows)), 20, np.arange(640))
 
 
 def test_nothing_to_find():
-    some = words(random_bits(3, 20, 0))
-    none = np.empty((0, 1), np.uint64)
-    assert hamming_top_k(some, none, 5, n_bits=20)[0].shape == (3, 0)
-    assert hamming_top_k(none, some, 2, n_bits=20)[1].shape == (0, 2)
-    assert hamming_top_k(some, some, 0, n_bits=20)[1].shape == (3, 0)
-    assert not hamming_histogram(some, none, 20).any()
-    assert merge_top_k([hamming_top_k(none, some, 2, n_bits=20)] * 2, 3)[0].shape == (0, 3)
+    some, none = pack_bits(random_bits(3, 20, 0)), np.empty((0, 3), np.uint8)
+    block, empty = lay_out(some, 20), lay_out(none, 20)
+    assert hamming_top_k(some, empty, 5)[0].shape == (3, 0)
+    assert hamming_top_k(none, block, 2)[1].shape == (0, 2)
+    assert hamming_top_k(some, block, 0)[1].shape == (3, 0)
+    assert hamming_top_k(some, block, 2, live=np.zeros(3, bool))[1].shape == (3, 0)
+    assert hamming_radius(some, empty, 20)[0].tolist() == [0, 0, 0, 0]
+    assert hamming_radius(none, block, 20)[0].tolist() == [0]
+    assert hamming_radius(some, block, 20, live=np.zeros(3, bool))[0].tolist() == [0, 0, 0, 0]
+    assert not hamming_histogram(some, empty).any()
+    assert hamming_histogram(none, block).shape == (0, 21)
+    assert merge_top_k([hamming_top_k(none, block, 2)] * 2, 3)[0].shape == (0, 3)
+    assert merge_radius([hamming_radius(none, block, 2)] * 2)[0].tolist() == [0]
 
 
 def test_foreign_codes_are_refused():
-    one, two = np.zeros((2, 1), np.uint64), np.zeros((2, 2), np.uint64)
-    with pytest.raises(BadInputError, match="expected 1 for 64 bits"):
-        hamming_top_k(one, two, 1, n_bits=64)
-    with pytest.raises(BadInputError, match="expected uint64"):
-        hamming_histogram(one, one.astype(np.int64), 64)
-    with pytest.raises(BadInputError, match="some distances exceed 10"):
-        hamming_histogram(one, one + np.uint64(2**11 - 1), 10)
+    codes = np.zeros((2, 2), np.uint8)
+    block = lay_out(codes, 10)
+    with pytest.raises(BadInputError, match=r"queries are uint8 of shape \(2, 1\); expected uint8 \(rows, 2\)"):
+        hamming_top_k(codes[:, :1], block, 1)
+    with pytest.raises(BadInputError, match="codes are int8"):
+        lay_out(codes.astype(np.int8), 10)
+    with pytest.raises(BadInputError, match="some codes have bits set beyond bit 10"):
+        lay_out(codes + 4, 10)
+    with pytest.raises(BadInputError, match="some queries have bits set beyond bit 10"):
+        hamming_histogram(codes + 4, block)
     with pytest.raises(UsageError, match="k=-1"):
-        hamming_top_k(one, one, -1, n_bits=64)
-    with pytest.raises(UsageError, match="skip has shape"):
-        hamming_top_k(one, one, 1, n_bits=64, skip=np.zeros(3, bool))
+        hamming_top_k(codes, block, -1)
+    with pytest.raises(UsageError, match="radius=-1"):
+        hamming_radius(codes, block, -1)
+    with pytest.raises(UsageError, match="live has shape"):
+        hamming_top_k(codes, block, 1, live=np.zeros(3, bool))
+    with pytest.raises(UsageError, match="live is int64"):
+        hamming_radius(codes, block, 1, live=np.zeros(2, np.int64))
+    with pytest.raises(UsageError, match="row_numbers has shape"):
+        hamming_radius(codes, block, 1, row_numbers=np.zeros(3, np.int64))
+    with pytest.raises(UsageError, match="limits have shape"):
+        hamming_top_k(codes, block, 1, limits=np.zeros(3, np.int32))
+    one, two = np.zeros((2, 1), np.uint64), np.zeros((2, 2), np.uint64)
     with pytest.raises(UsageError, match="expected 0 to 1"):
         hamming_pairs(one, one, np.array([0]), np.array([2]))
-    with pytest.raises(UsageError, match="at least one"):
-        merge_top_k([], 3)
+    with pytest.raises(BadInputError, match="queries have 1 words and codes 2"):
+        hamming_pairs(one, two, np.array([0]), np.array([0]))
+    with pytest.raises(BadInputError, match="expected uint64"):
+        hamming_pairs(one, one.astype(np.int64), np.array([0]), np.array([0]))
+    for merge in (lambda: merge_top_k([], 3), lambda: merge_radius([])):
+        with pytest.raises(UsageError, match="at least one"):
+            merge()
+    parts = [hamming_top_k(codes[:n], block, 1) for n in (1, 2)]
+    with pytest.raises(UsageError, match="different numbers of queries"):
+        merge_top_k(parts, 1)

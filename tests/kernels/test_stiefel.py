@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError
-from och_dist.kernels.stiefel import polar, residual, retract, tangent
+from och_dist.kernels.stiefel import balanced, polar, residual, retract, tangent
 
 SHAPES = [(1, 1), (3, 3), (4, 9), (9, 4), (1, 7), (7, 1), (20, 64), (20, 13)]
 
@@ -68,3 +68,22 @@ def test_a_retraction_is_the_polar_factor(shape, size):
     moved = point + size * step / np.linalg.norm(step)
     np.testing.assert_allclose(retract(moved), polar(moved), atol=1e-9)
     assert residual(retract(moved)) < 1e-9
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_balancing_keeps_the_directions_and_evens_the_strengths(shape):
+    rng = np.random.default_rng(4)
+    short = min(shape)
+    left, right = (polar(rng.normal(size=(side, short))) for side in shape)
+    strengths = np.geomspace(1, 0.05, short)
+    matrix = 1e-3 * (left * strengths) @ right.T
+    found = left.T @ balanced(matrix) @ right
+    np.testing.assert_allclose(found, np.diag(np.diag(found)), atol=1e-5)
+    assert np.diag(found).min() > 0.4
+    assert np.diag(found).max() < 1.25
+    np.testing.assert_allclose(balanced(1e6 * matrix), balanced(matrix), atol=1e-5)
+    np.testing.assert_allclose(balanced(matrix.T), balanced(matrix).T, atol=1e-5)
+
+
+def test_nothing_to_balance():
+    assert not balanced(np.zeros((3, 5))).any()

@@ -36,6 +36,7 @@ from vector_files import (
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, NonFiniteError, UsageError
 from och_dist.kernels.gistlike import gist_rows
 from och_dist.stages import ingest as stage
+from och_dist.stages import segments
 from och_dist.stages.ingest import default_chunk_rows, generate, ingest
 from och_dist.stages.origins import Files
 from och_dist.stages.upkeep import gc
@@ -174,8 +175,8 @@ def test_a_resumed_ingest_writes_only_what_is_missing(tmp_path: Path, monkeypatc
     with crash_at(3 + 1 + 2), pytest.raises(Crash):  # the probe, the metadata, one chunk, and the next one dies
         ingest([path], url, chunk_rows=10)
     written: list[int] = []
-    write = stage.write_corpus_chunk
-    monkeypatch.setattr(stage, "write_corpus_chunk", lambda task: written.append(task.chunk) or write(task))
+    write = segments.write_corpus_chunk
+    monkeypatch.setattr(segments, "write_corpus_chunk", lambda task: written.append(task.chunk) or write(task))
     ingest([path], url, chunk_rows=10)
     assert written == [1, 2, 3, 4]
 
@@ -215,7 +216,7 @@ def test_drop_leaves_out_exactly_the_bad_rows(rows: int, chunk_rows: int, scan_r
     bad = {row for row in bad if row < rows}
     values = with_bad_rows(rows, bad)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stage, "SCAN_ROWS_BYTES", scan_rows * 16)
+        patch.setattr(segments, "SCAN_ROWS_BYTES", scan_rows * 16)
         path, url = save(Path(folder), "a.npy", values), f"{folder}/corpus"
         if len(bad) == rows:
             with pytest.raises(BadInputError, match="none of the"):
@@ -393,7 +394,8 @@ def test_a_task_carries_only_the_files_that_it_reads(sizes: list[int], chunk_row
     kept = [place for number, place in enumerate(rows) if number not in bad]
     spec = ArraySpec(len(kept), 2, "<f4", chunk_rows)
     there = data.draw(st.sets(st.integers(0, spec.n_chunks - 1)))
-    tasks = stage._plan("/corpus", "p", spec, Files(sources), np.array(bad, np.int64), there)
+    target = segments.Target("/corpus", "p", spec)
+    tasks = segments.plan(target, Files(sources), None, np.array(bad, np.int64), there)
     assert [task.chunk for task in tasks] == [chunk for chunk in range(spec.n_chunks) if chunk not in there]
     for task in tasks:
         assert isinstance(task.origin, Files)
@@ -408,7 +410,7 @@ def test_a_long_run_of_bad_rows_is_not_read_at_once(tmp_path: Path, monkeypatch:
     """A chunk of ten rows, the first of which lies a thousand bad rows before the others."""
     values = clustered(1030, dim=4)
     values[[*range(1, 1001), 1015]] = np.nan
-    monkeypatch.setattr(stage, "SCAN_ROWS_BYTES", 50 * 16)
+    monkeypatch.setattr(segments, "SCAN_ROWS_BYTES", 50 * 16)
     sizes: list[int] = []
     plain = Files.read
     monkeypatch.setattr(Files, "read", lambda self, a, b: sizes.append(b - a) or plain(self, a, b))

@@ -212,7 +212,7 @@ def test_a_published_job_does_not_go_by_name(version: int, index: str) -> None:
 def test_a_reader_of_a_collected_version_is_told(index: str, vectors: np.ndarray) -> None:
     reader = open_index(index, version=1)
     gc(index, keep=1)
-    with pytest.raises(IntegrityError, match=r"version 1 of .* was collected while it was being read; open the newest"):
+    with pytest.raises(IntegrityError, match=r"version 1 of .*(was|may have been) collected"):
         reader.search(vectors[:2], k=3)
     with pytest.raises(IntegrityError, match=r"version 1 of .* is not there .*present: 3"):
         open_index(index, version=1)

@@ -19,15 +19,9 @@ from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, IntegrityError, OchError
 from och_dist.store.arrays import ArraySpec, chunk_key, create_array, write_chunk
-from och_dist.store.corpus import (
-    Corpus,
-    Segment,
-    _remembered,
-    find_corpus,
-    open_corpus,
-    vectors_prefix,
-)
+from och_dist.store.corpus import Corpus, _remembered, find_corpus, open_corpus
 from och_dist.store.objects import LocalObjects
+from och_dist.store.segments import Segment, vectors_prefix
 from och_dist.store.versions import commit_version, pack_digests, seal, version_key
 
 Layout = list[tuple[int, int]]
@@ -242,10 +236,10 @@ def test_manifests_that_lie(url: str, changes: dict[str, Any]) -> None:
         open_corpus(url)
 
 
-@pytest.mark.parametrize("changes", [{"kind": "index"}, {"format": 2}, {"kind": None}])
+@pytest.mark.parametrize("changes", [{"kind": "index"}, {"format": 3}, {"kind": None}])
 def test_another_kind_of_thing(url: str, changes: dict[str, Any]) -> None:
     lie(url, changes)
-    with pytest.raises(BadInputError, match="a corpus of format 1 is needed here"):
+    with pytest.raises(BadInputError, match="a corpus of format 1 or 2 is needed here"):
         open_corpus(url)
 
 

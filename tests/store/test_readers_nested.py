@@ -74,7 +74,7 @@ def test_only_the_row_groups_that_hold_the_rows_are_read(tmp_path: Path) -> None
         for start in range(23):
             for stop in range(start + 1, 24):
                 touched = sorted({row // 4 for row in range(start, stop)})
-                assert readers_parquet._row_groups(file, start, stop) == (touched, touched[0] * 4)
+                assert readers_parquet.row_groups(file, start, stop) == (touched, touched[0] * 4)
 
 
 def test_parquet_column_whose_name_begins_like_another(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""Commands that look after what is stored: verify, inspect, status, delete, compact, tables and gc."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from och_dist.cli_options import IDS, ROWS, Surroundings, cluster_options, output_options, run_stage
+
+
+@click.command()
+@click.argument("path")
+@cluster_options
+def verify(path: str, **options: Any) -> None:
+    """Check every byte of a corpus or an index against what was published."""
+    from och_dist.stages.verify import verify as stage
+
+    run_stage(options, stage, path)
+
+
+@click.command()
+@click.argument("path")
+@output_options
+def inspect(path: str, **options: Any) -> None:
+    """Describe a corpus, an index or a model."""
+    from och_dist.stages.upkeep import inspect as stage
+
+    Surroundings(options).show(stage(path))
+
+
+@click.command()
+@click.argument("index")
+@output_options
+def status(index: str, **options: Any) -> None:
+    """List the versions of INDEX and its jobs, finished or not."""
+    from och_dist.stages.upkeep import status as stage
+
+    Surroundings(options).show(stage(index))
+
+
+@click.command()
+@click.argument("path")
+@click.option("--keep", type=int, default=3, show_default=True, help="Newest versions that stay.")
+@click.option("--job", "jobs", multiple=True, help="Also remove this unpublished job (see 'och status').")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@output_options
+def gc(path: str, **options: Any) -> None:
+    """Remove old versions of an index and what only they use; unpublished jobs only when named."""
+    from och_dist.stages.upkeep import gc as stage
+
+    around = Surroundings(options)
+    around.show(stage(path, **options))
+
+
+@click.command()
+@click.argument("index")
+@click.option("--rows", metavar="ROWS", help=f"Row numbers, {ROWS}.")
+@click.option("--ids", metavar="IDS", help=f"Ids of the corpus, {IDS}.")
+@cluster_options
+def delete(index: str, rows: str | None, ids: str | None, **options: Any) -> None:
+    """Delete rows of INDEX for good, in a new version; the other rows keep their numbers."""
+    from och_dist.stages.delete import delete as stage
+    from och_dist.stages.filters import read_row_set
+    from och_dist.stages.ids import read_ids_given
+
+    chosen = {
+        "rows": None if rows is None else read_row_set(rows),
+        "ids": None if ids is None else read_ids_given(ids),
+    }
+    run_stage(options, stage, index, **chosen)
+
+
+@click.command()
+@click.argument("index")
+@click.option("--chunk-rows", type=int, help="Rows per chunk of codes [default: 65536].")
+@cluster_options
+def compact(index: str, **options: Any) -> None:
+    """Merge the segments of INDEX into one and drop the codes of deleted rows, in a new version."""
+    from och_dist.stages.compact import compact as stage
+
+    run_stage(options, stage, index)
+
+
+@click.command()
+@click.argument("index")
+@click.option("--substring-bits", type=int, help="Bits of a substring [default: by the number of rows].")
+@click.option("--partition-rows", type=int, default=1 << 24, show_default=True, help="Rows that share a table.")
+@click.option("--remove", is_flag=True, help="Remove all tables instead.")
+@cluster_options
+def tables(index: str, **options: Any) -> None:
+    """Make the bucket tables of INDEX, with which searching many codes is faster; again adds what is new."""
+    from och_dist.stages.tables import build_tables as stage
+
+    run_stage(options, stage, index)
+
+
+COMMANDS: tuple[click.Command, ...] = (verify, inspect, status, gc, delete, compact, tables)

@@ -1,0 +1,336 @@
+"""Exact Hamming search that looks at few codes: multi-index hashing (Norouzi, Punjani and Fleet, 2014).
+
+The bits of a code are cut into m substrings. A code within distance r of a query agrees with it, in at least one
+substring, up to distance floor(r / m). So one table per substring lists the rows by the value of that substring, and
+a search looks up the values about those of the query, at substring distance 0, then 1, and so on. After table a was
+looked up at substring distance s, every code within s m + a has been met; the search ends when that reaches the k-th
+distance, ties included.
+
+A code may be met in several tables. It counts where it is met first, which can be told from its own substring
+distances: nothing has to be marked.
+
+A query that comes to cost more than a flat scan is given up and scanned flat, so that none costs more than about two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import comb, inf, log2
+
+import numpy as np
+
+from och_dist.errors import BadInputError, IntegrityError, UsageError
+from och_dist.kernels.bucket_scan import (
+    ROW_BITS,
+    TableArrays,
+    fill_table,
+    search_tables,
+    sort_rows,
+    substring_values,
+)
+from och_dist.kernels.hamming import CodeBlock, hamming_radius, hamming_top_k
+
+MAX_SUBSTRING_BITS = 24
+"""A table of 24 bits has 64 MB of offsets."""
+
+BUCKET_ROWS = 64
+"""Rows that an average bucket should hold: one group of codes, which costs about as much as finding it."""
+
+MAX_ROWS = 1 << ROW_BITS
+ALLOWANCE = 1.0
+"""What a query may spend on tables, in flat scans, before it is scanned flat: no query costs more than about two."""
+
+ALIGNMENT = 64
+NO_LIVE = np.ones(0, dtype=np.bool_)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Nanoseconds of one thread, measured by ``python -m benchmarks.multi_index --constants --rows 1000000 10000000``.
+
+    A look-up finds a bucket; a group of 64 codes comes from memory and is compared; a match is a code within the k-th
+    distance so far. The codes of a flat scan stay in the cache for many queries, and are read once for all of them.
+    """
+
+    query: float = 300.0
+    lookup: float = 9.0
+    group: float = 17.0
+    group_byte: float = 0.036
+    match: float = 25.0
+    scan: float = 0.0037
+    scan_byte: float = 0.003
+    memory_byte: float = 0.013
+
+    def of_group(self, n_bits: int) -> float:
+        """Reading and comparing 64 codes."""
+        return self.group + self.group_byte * 64 * code_bytes(n_bits)
+
+    def of_scan(self, n_bits: int, rows: int, n_queries: int = 1000) -> float:
+        """Scanning ``rows`` codes for one of ``n_queries`` that share the reading."""
+        size = code_bytes(n_bits)
+        return rows * (self.scan + self.scan_byte * size + self.memory_byte * size / n_queries)
+
+
+COSTS = Costs()
+
+
+def code_bytes(n_bits: int) -> int:
+    """Bytes of a code as laid out for scanning."""
+    return 4 if n_bits <= 32 else 8 * -(-n_bits // 64)
+
+
+def substring_count(n_bits: int, n: int) -> int:
+    """How many substrings suit n codes of ``n_bits``."""
+    width = min(max(log2(max(n, 1) / BUCKET_ROWS), 6.0), MAX_SUBSTRING_BITS - 2.0)
+    return max(-(-n_bits // MAX_SUBSTRING_BITS), min(n_bits, round(n_bits / width)), 1)
+
+
+def cut_bits(n_bits: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """First bit and width, (count,) int64 each, of nearly equal substrings; the longer ones come first."""
+    least = -(-n_bits // MAX_SUBSTRING_BITS)
+    if not 1 <= least <= count <= n_bits:
+        raise UsageError(
+            f"{count} substrings of {n_bits} bits; use {least} to {n_bits}, so that each has 1 to "
+            f"{MAX_SUBSTRING_BITS} bits"
+        )
+    widths = np.full(count, n_bits // count, dtype=np.int64)
+    widths[: n_bits % count] += 1
+    return np.cumsum(widths) - widths, widths
+
+
+def sort_table(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """``rows`` (n,) uint32 sorted by (value, row) and ``offsets`` (2**width + 1,) uint32 of substring ``values`` (n,).
+
+    The rows of value v are rows[offsets[v]:offsets[v + 1]].
+    """
+    if values.size >= MAX_ROWS:
+        raise UsageError(f"{values.size} rows in one table; use partitions of fewer than {MAX_ROWS}")
+    rows, offsets = np.empty(values.size, np.uint32), np.empty((1 << width) + 1, np.uint32)
+    sort_rows(values, offsets, rows)
+    return rows, offsets
+
+
+def read_substring(words: np.ndarray, start: int, width: int) -> np.ndarray:
+    """Bits [start, start + width) of each code of ``words`` (n, w), as (n,) uint32."""
+    values = np.empty(len(words), np.uint32)
+    substring_values(words, start, width, values)
+    return values
+
+
+@dataclass(frozen=True)
+class BucketTables:
+    """The tables of a block of codes. Made by :func:`make_tables`, or by :func:`join_tables` from stored ones."""
+
+    block: CodeBlock
+    arrays: TableArrays = field(repr=False)
+
+    @property
+    def n(self) -> int:
+        """Rows."""
+        return self.block.n
+
+    @property
+    def n_bits(self) -> int:
+        """Bits of a code."""
+        return self.block.n_bits
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use, beside the block."""
+        return int(sum(array.nbytes for array in self.arrays))
+
+    def top_k(
+        self,
+        queries: np.ndarray,
+        k: int,
+        *,
+        first_row: int = 0,
+        row_numbers: np.ndarray | None = None,
+        live: np.ndarray | None = None,
+        limits: np.ndarray | None = None,
+        allowance: float | None = ALLOWANCE,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same as ``hamming_top_k`` of the block, bit for bit.
+
+        ``allowance`` is what a query may spend here, in flat scans, before it is scanned flat; None never gives up.
+        """
+        if k < 0:
+            raise UsageError(f"k={k}; expected a number of neighbours of at least 0")
+        self._check_numbers(row_numbers)
+        bounds = np.full(len(queries), self.n_bits, np.int64)
+        if limits is not None:
+            if limits.shape != bounds.shape:
+                raise UsageError(f"limits have shape {limits.shape}; expected one for each of {len(queries)} queries")
+            bounds = np.clip(np.asarray(limits, np.int64), -1, self.n_bits)
+        width = min(int(k), self._live_rows(live))
+        shape = (len(queries), width)
+        distances, rows = np.full(shape, self.n_bits + 1, np.int32), np.full(shape, -1, np.int64)
+        if not distances.size:
+            query_words(queries, self.block)
+            return distances, rows
+        keys, indptr, finished, _ = self.search(queries, width, bounds, live=live, allowance=allowance)
+        filled = np.arange(width) < np.diff(indptr)[:, None]
+        distances[filled] = keys >> ROW_BITS
+        rows[filled] = _numbered(keys & (MAX_ROWS - 1), first_row, row_numbers)
+        if not finished.all():
+            late = np.flatnonzero(~finished)
+            distances[late], rows[late] = hamming_top_k(
+                queries[late],
+                self.block,
+                k,
+                first_row=first_row,
+                row_numbers=row_numbers,
+                live=live,
+                limits=None if limits is None else limits[late],
+            )
+        return distances, rows
+
+    def radius(
+        self,
+        queries: np.ndarray,
+        radius: int,
+        *,
+        first_row: int = 0,
+        row_numbers: np.ndarray | None = None,
+        live: np.ndarray | None = None,
+        allowance: float | None = ALLOWANCE,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same as ``hamming_radius`` of the block, bit for bit; ``allowance`` as in :meth:`top_k`."""
+        if radius < 0:
+            raise UsageError(f"radius={radius}; expected a distance of at least 0")
+        self._check_numbers(row_numbers)
+        bounds = np.full(len(queries), min(int(radius), self.n_bits), np.int64)
+        wanted = max(1, self._live_rows(live))
+        keys, indptr, finished, _ = self.search(queries, wanted, bounds, live=live, allowance=allowance)
+        distances = (keys >> ROW_BITS).astype(np.int32)
+        rows = _numbered(keys & (MAX_ROWS - 1), first_row, row_numbers)
+        if finished.all():
+            return indptr, distances, rows
+        late = np.flatnonzero(~finished)
+        scanned = hamming_radius(
+            queries[late], self.block, radius, first_row=first_row, row_numbers=row_numbers, live=live
+        )
+        return _interleave((indptr, distances, rows), scanned, late)
+
+    def search(
+        self,
+        queries: np.ndarray,
+        wanted: int,
+        bounds: np.ndarray,
+        *,
+        live: np.ndarray | None = None,
+        allowance: float | None = ALLOWANCE,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Keys, indptr (q + 1,), finished (q,) and work (q, 3): look-ups, groups, matches; see
+        ``search_tables``."""
+        words = query_words(queries, self.block)
+        if live is not None and (live.shape != (self.n,) or live.dtype != bool):
+            raise UsageError(f"live is {live.dtype} {live.shape}; expected one bool for each of {self.n} codes")
+        budget = inf if allowance is None else allowance * COSTS.of_scan(self.n_bits, self._live_rows(live))
+        costs = np.array([COSTS.lookup, COSTS.of_group(self.n_bits), COSTS.match, budget])
+        flags = NO_LIVE if live is None else np.ascontiguousarray(live)
+        return search_tables(words, self.arrays, wanted, np.ascontiguousarray(bounds, np.int64), flags, costs)
+
+    def _check_numbers(self, row_numbers: np.ndarray | None) -> None:
+        if row_numbers is not None and row_numbers.shape != (self.n,):
+            raise UsageError(f"row_numbers has shape {row_numbers.shape}; expected one for each of {self.n} codes")
+
+    def _live_rows(self, live: np.ndarray | None) -> int:
+        return self.n if live is None else int(np.count_nonzero(live))
+
+
+def make_tables(block: CodeBlock, count: int | None = None) -> BucketTables:
+    """Sort the codes of ``block`` into tables, one for each of ``count`` substrings."""
+    starts, widths = cut_bits(block.n_bits, count or substring_count(block.n_bits, block.n))
+    words = block.groups.transpose(0, 2, 1).reshape(-1, block.groups.shape[1])[: block.n]
+    parts = [
+        sort_table(read_substring(words, start, width), int(width)) for start, width in zip(starts, widths, strict=True)
+    ]
+    return join_tables(block, [rows for rows, _ in parts], [offsets for _, offsets in parts])
+
+
+def join_tables(block: CodeBlock, rows: list[np.ndarray], offsets: list[np.ndarray]) -> BucketTables:
+    """Tables from their ``rows`` (n,) and ``offsets`` (2**width + 1,), one of each for every substring.
+
+    What would lead a search astray in memory is refused with :class:`IntegrityError`; that each row is in its bucket
+    is for the maker and the checksums to guarantee.
+    """
+    starts, widths = cut_bits(block.n_bits, len(rows))
+    longest = 1 << int(widths[0])
+    table_rows = np.empty((len(rows), block.n), np.uint32)
+    table_offsets = np.full((len(rows), longest + 1), block.n, np.uint32)
+    groups = _aligned((len(rows), *block.groups.shape), block.groups.dtype)
+    for a, (own_rows, own_offsets) in enumerate(zip(rows, offsets, strict=True)):
+        _check_table(own_rows, own_offsets, block.n, 1 << int(widths[a]))
+        table_rows[a] = own_rows
+        table_offsets[a, : len(own_offsets)] = own_offsets
+        fill_table(block.groups, table_rows[a], groups[a])
+    choose = np.array([[comb(int(width), weight) for weight in range(int(widths[0]) + 1)] for width in widths])
+    return BucketTables(
+        block, TableArrays(groups, table_rows, table_offsets, starts, widths, _masks(block, starts, widths), choose)
+    )
+
+
+def _masks(block: CodeBlock, starts: np.ndarray, widths: np.ndarray) -> np.ndarray:
+    """The bits of each substring, (m, w) words like those of ``block``."""
+    bits = np.arange(8 * block.groups.itemsize * block.groups.shape[1])
+    inside = (bits >= starts[:, None]) & (bits < (starts + widths)[:, None])
+    return np.packbits(inside, axis=1, bitorder="little").view(block.groups.dtype)
+
+
+def table_bytes(n_bits: int, n: int, count: int) -> int:
+    """Memory of the tables of n codes, beside their block."""
+    longest = -(-n_bits // count)
+    return count * (-(-n // 64) * 64 * code_bytes(n_bits) + 4 * n + 4 * ((1 << longest) + 1))
+
+
+def query_words(queries: np.ndarray, block: CodeBlock) -> np.ndarray:
+    """Packed ``queries`` (q, bytes) as words (q, w) like those of ``block``."""
+    n_bytes = -(-block.n_bits // 8)
+    if queries.ndim != 2 or queries.dtype != np.uint8 or queries.shape[1] != n_bytes:
+        raise BadInputError(
+            f"queries are {queries.dtype} of shape {queries.shape}; expected uint8 (rows, {n_bytes}) for "
+            f"{block.n_bits} bits: encode both with one model"
+        )
+    if block.n_bits % 8 and (queries[:, -1] >> (block.n_bits % 8)).any():
+        raise BadInputError(
+            f"some queries have bits set beyond bit {block.n_bits}; expected codes padded with zeros: "
+            "encode both with one model"
+        )
+    words = np.zeros((len(queries), block.groups.shape[1]), block.groups.dtype)
+    words.view(np.uint8)[:, :n_bytes] = queries
+    return words
+
+
+def _check_table(rows: np.ndarray, offsets: np.ndarray, n: int, values: int) -> None:
+    sound = rows.shape == (n,) and offsets.shape == (values + 1,)
+    sound = sound and offsets[0] == 0 and offsets[-1] == n and bool(np.all(offsets[1:] >= offsets[:-1]))
+    if not sound or (n and int(rows.max()) >= n):
+        raise IntegrityError(f"a bucket table of {rows.shape[0]} rows does not fit {n} codes; build the tables again")
+
+
+def _numbered(rows: np.ndarray, first_row: int, row_numbers: np.ndarray | None) -> np.ndarray:
+    return rows + first_row if row_numbers is None else row_numbers[rows].astype(np.int64, copy=False)
+
+
+def _interleave(
+    found: tuple[np.ndarray, np.ndarray, np.ndarray],
+    scanned: tuple[np.ndarray, np.ndarray, np.ndarray],
+    late: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``found`` with the results ``scanned`` put in for the queries ``late``, of which it holds nothing."""
+    counts = np.diff(found[0])
+    owner = np.repeat(np.arange(len(counts)), counts)
+    late_counts = np.diff(scanned[0])
+    order = np.argsort(np.concatenate([owner, np.repeat(late, late_counts)]), kind="stable")
+    counts[late] = late_counts
+    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    return indptr, np.concatenate([found[1], scanned[1]])[order], np.concatenate([found[2], scanned[2]])[order]
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Like numpy.empty, beginning at a cache line."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)

@@ -1,0 +1,257 @@
+"""Bucket tables beside the codes of an index: derived data, of which readers of the codes need not know.
+
+The codes of a segment are cut into partitions of whole chunks. Below the segment's folder, so that it goes when the
+segment goes, lies for every partition one Zarr array of sorted rows, one of bucket offsets, and, put last, a sealed
+record. It states the cut of the bits and the crc32c of every chunk of tables and of the codes they were made from:
+tables without a record, or with that of other codes, do not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from och_dist.errors import IntegrityError
+from och_dist.kernels.buckets import BucketTables, cut_bits, join_tables, substring_count, table_bytes
+from och_dist.kernels.hamming import CodeBlock
+from och_dist.store.arrays import ArraySpec, create_array, open_layout, read_rows, stored_chunk, write_chunk
+from och_dist.store.index import CodeChunk, Index
+from och_dist.store.objects import Objects
+from och_dist.store.versions import pack_digests, read_document, seal, unseal
+
+FORMAT = 1
+FOLDER = "tables"
+PARTITION_ROWS = 1 << 24
+NAME = re.compile(r"([1-9]\d{0,9})x([1-9]\d{0,2})")
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """How codes are cut: partitions of ``partition_rows`` (whole chunks, and at least one), ``substrings`` of bits."""
+
+    partition_rows: int
+    substrings: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.partition_rows}x{self.substrings}"
+
+    @classmethod
+    def from_name(cls, name: str) -> TableLayout | None:
+        found = NAME.fullmatch(name)
+        return None if found is None else cls(int(found[1]), int(found[2]))
+
+
+@dataclass(frozen=True)
+class TablePartition:
+    """Adjoining chunks of one segment, partition ``number`` of it; ``layout`` is None where there are no tables."""
+
+    segment: int
+    number: int
+    chunks: tuple[CodeChunk, ...]
+    rows: int
+    layout: TableLayout | None = None
+
+    def prefix(self, index: Index) -> str:
+        """The folder of its tables; the record is a file of that name."""
+        assert self.layout is not None  # asked only of partitions that have, or will have, tables
+        return f"{index.segments[self.segment].job.folder}/{FOLDER}/{self.layout.name}/{self.number:06d}"
+
+    def specs(self, index: Index) -> tuple[ArraySpec, ArraySpec]:
+        """Layout of the sorted rows (m, rows) and of the offsets (m, values + 1), one chunk per table."""
+        assert self.layout is not None
+        count = self.layout.substrings
+        widths = cut_bits(index.bits, count)[1]
+        return ArraySpec(count, self.rows, "<u4", 1), ArraySpec(count, (1 << int(widths[0])) + 1, "<u4", 1)
+
+    def nbytes(self, index: Index) -> int:
+        """Memory of its tables in use, beside the codes; 0 without."""
+        return 0 if self.layout is None else table_bytes(index.bits, self.rows, self.layout.substrings)
+
+
+def default_layout(index: Index, segment: int, partition_rows: int, substrings: int | None) -> TableLayout:
+    """The layout of a segment; the number of substrings follows from the rows of a partition unless it is given."""
+    rows = min(partition_rows, index.segments[segment].job.stored_rows)
+    return TableLayout(partition_rows, substrings or substring_count(index.bits, rows))
+
+
+def cut_segment(index: Index, segment: int, partition_rows: int, layout: TableLayout | None) -> list[TablePartition]:
+    """The partitions of a segment; one that holds no codes has none."""
+    spec = index.segments[segment].job.spec
+    first = sum(part.job.spec.n_chunks for part in index.segments[:segment])
+    size = max(1, partition_rows // spec.chunk_rows)
+    partitions = []
+    for number, low in enumerate(range(0, spec.n_chunks, size)):
+        high = min(low + size, spec.n_chunks)
+        rows = spec.bounds(high - 1)[1] - spec.bounds(low)[0]
+        partitions.append(TablePartition(segment, number, index.chunks[first + low : first + high], rows, layout))
+    return partitions
+
+
+def find_tables(index: Index) -> list[TablePartition]:
+    """All chunks of an index in partitions, in row order; those that have tables say so by their layout.
+
+    A segment may have tables of several layouts: the one that covers most rows is taken.
+    """
+    return [part for segment in range(len(index.segments)) for part in _find(index, segment)]
+
+
+def _find(index: Index, segment: int) -> list[TablePartition]:
+    folder = f"{index.segments[segment].job.folder}/{FOLDER}"
+    best = cut_segment(index, segment, PARTITION_ROWS, None)
+    for layout in filter(None, map(TableLayout.from_name, index.objects.folders(folder))):
+        parts = cut_segment(index, segment, layout.partition_rows, layout)
+        parts = [part if has_tables(index, part) else _without(part) for part in parts]
+        if _covered(parts) > _covered(best):
+            best = parts
+    return best
+
+
+def _without(part: TablePartition) -> TablePartition:
+    return TablePartition(part.segment, part.number, part.chunks, part.rows)
+
+
+def _covered(parts: list[TablePartition]) -> int:
+    return sum(part.rows for part in parts if part.layout is not None)
+
+
+def expected_record(index: Index, part: TablePartition) -> dict[str, Any]:
+    """What the record of a partition must say, but for the checksums of the tables."""
+    assert part.layout is not None
+    chunks = [chunk.chunk for chunk in part.chunks]
+    return {
+        "format": FORMAT,
+        "kind": "bucket tables",
+        "bits": index.bits,
+        "substrings": part.layout.substrings,
+        "partition": part.number,
+        "chunks": [chunks[0], chunks[-1] + 1],
+        "rows": part.rows,
+        "codes": pack_digests(index.segments[part.segment].digests[chunks]),
+    }
+
+
+def read_record(index: Index, part: TablePartition) -> dict[str, list[int]] | None:
+    """Checksums {"row_digests": (m,), "offset_digests": (m,)} of the tables; None unless they are of these codes."""
+    key = f"{part.prefix(index)}.json"
+    data = read_document(index.objects, key)
+    if data is None:
+        return None
+    try:
+        body = unseal(data, f"{index.url}/{key}")
+    except IntegrityError as error:
+        raise _damaged(index, part, str(error)) from None
+    digests = {name: body.pop(name, None) for name in ("row_digests", "offset_digests")}
+    count = part.layout.substrings if part.layout is not None else 0
+    if body != expected_record(index, part):
+        return None
+    if any(not isinstance(found, list) or len(found) != count for found in digests.values()):
+        raise _damaged(index, part, "its record lacks checksums")
+    return digests
+
+
+def has_tables(index: Index, part: TablePartition) -> bool:
+    """Whether there is a record of tables of exactly these codes."""
+    return read_record(index, part) is not None
+
+
+def check_sources(index: Index, part: TablePartition) -> None:
+    """Raise :class:`IntegrityError` unless the stored codes are those that the version states."""
+    segment = index.segments[part.segment]
+    for chunk in part.chunks:
+        found = stored_chunk(index.objects, f"{segment.job.folder}/codes", chunk.chunk)
+        if found is None or found.crc != int(segment.digests[chunk.chunk]):
+            raise IntegrityError(
+                f"chunk {chunk.chunk} of {index.url}/{segment.job.folder}/codes is not the one that was published; "
+                f"run 'och verify {index.url}'"
+            )
+
+
+def write_tables(index: Index, part: TablePartition, tables: Iterator[tuple[np.ndarray, np.ndarray]]) -> int:
+    """Store the (rows, offsets) of every table of a partition and then its record; returns the bytes written."""
+    objects, prefix = index.objects, part.prefix(index)
+    rows_spec, offsets_spec = part.specs(index)
+    create_array(objects, f"{prefix}/rows", rows_spec)
+    create_array(objects, f"{prefix}/offsets", offsets_spec)
+    row_digests, offset_digests, total = [], [], 0
+    for number, (rows, offsets) in enumerate(tables):
+        padded = np.full((1, offsets_spec.width), part.rows, np.uint32)
+        padded[0, : len(offsets)] = offsets
+        written = write_chunk(objects, f"{prefix}/rows", number, rows[None])
+        row_digests.append(written.crc)
+        total += written.nbytes
+        written = write_chunk(objects, f"{prefix}/offsets", number, padded)
+        offset_digests.append(written.crc)
+        total += written.nbytes
+    digests = {"row_digests": row_digests, "offset_digests": offset_digests}
+    objects.put(f"{prefix}.json", seal({**expected_record(index, part), **digests}))
+    return total
+
+
+def open_tables(index: Index, part: TablePartition, block: CodeBlock) -> BucketTables | None:
+    """The tables of a partition, checked, for the ``block`` of its codes; None where there are none.
+
+    Damage raises :class:`IntegrityError`; tables that are removed meanwhile are none.
+    """
+    digests = None if part.layout is None else read_record(index, part)
+    if digests is None:
+        return None
+    if block.n != part.rows:
+        raise IntegrityError(f"{block.n} codes were read of a partition of {part.rows}; run 'och verify {index.url}'")
+    try:
+        rows_spec, offsets_spec = part.specs(index)
+        widths = cut_bits(index.bits, rows_spec.rows)[1]
+        rows = list(_stored(index, f"{part.prefix(index)}/rows", rows_spec, digests["row_digests"]))
+        offsets = _stored(index, f"{part.prefix(index)}/offsets", offsets_spec, digests["offset_digests"])
+        trimmed = [own[: (1 << int(width)) + 1] for own, width in zip(offsets, widths, strict=True)]
+        return join_tables(block, rows, trimmed)
+    except IntegrityError as error:
+        if read_record(index, part) is None:
+            return None
+        raise _damaged(index, part, str(error)) from error
+
+
+def _stored(index: Index, prefix: str, spec: ArraySpec, digests: list[int]) -> Iterator[np.ndarray]:
+    """The rows of an array, each one chunk, whose checksums must be ``digests``."""
+    array = open_layout(index.objects, prefix, spec)
+    for number, digest in enumerate(digests):
+        found = stored_chunk(index.objects, prefix, number)
+        if found is None or found.crc != digest:
+            raise IntegrityError(f"chunk {number} of {index.url}/{prefix} is not the one of its record")
+        yield read_rows(array, number, number + 1)[0]
+
+
+def _damaged(index: Index, part: TablePartition, what: str) -> IntegrityError:
+    return IntegrityError(
+        f"the bucket tables {index.url}/{part.prefix(index)} are damaged ({what}); the codes are not: "
+        f"remove the tables with 'och tables {index.url} --remove', and make them again with 'och tables {index.url}'"
+    )
+
+
+def table_arrays(index: Index) -> Iterator[tuple[str, ArraySpec, np.ndarray]]:
+    """(folder, layout, checksums) of every stored array of tables of an index version: for 'och verify'."""
+    for segment in range(len(index.segments)):
+        folder = f"{index.segments[segment].job.folder}/{FOLDER}"
+        for layout in filter(None, map(TableLayout.from_name, index.objects.folders(folder))):
+            for part in cut_segment(index, segment, layout.partition_rows, layout):
+                digests = read_record(index, part)
+                if digests is not None:
+                    rows_spec, offsets_spec = part.specs(index)
+                    yield f"{part.prefix(index)}/rows", rows_spec, np.array(digests["row_digests"], "<u4")
+                    yield f"{part.prefix(index)}/offsets", offsets_spec, np.array(digests["offset_digests"], "<u4")
+
+
+def remove_tables(objects: Objects) -> int:
+    """Delete the tables of all segments, records first; returns the number of objects."""
+    removed = 0
+    for name in objects.folders("segments"):
+        keys = [key for key, _, _ in objects.list(f"segments/{name}/{FOLDER}")]
+        records = [key for key in keys if key.count("/") == 4 and key.endswith(".json")]
+        objects.delete_all(records)
+        objects.delete_all([key for key in keys if key not in set(records)])
+        removed += len(keys)
+    return removed

@@ -1,0 +1,138 @@
+"""Rows deleted for good: one bitmap for every range of 2^20 rows that has lost any, written once, named by its content.
+
+Bitmaps go by row number, not by segment: segments change when an index is compacted or encoded with another model, row
+numbers never do. A manifest lists the bitmaps that are in force, so a version keeps seeing what it was published with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from och_dist.errors import IntegrityError
+from och_dist.store.objects import Objects, open_objects
+from och_dist.store.versions import sha256
+
+FOLDER = "tombstones"
+RANGE_ROWS = 1 << 20
+BITMAP_BYTES = RANGE_ROWS // 8
+CACHED_BITMAPS = 64
+MARK = f"{FOLDER}/collected.json"
+CLAIMS = f"{FOLDER}/deleting"
+
+
+@dataclass(frozen=True)
+class Tombstones:
+    """The deleted rows of range ``number``, that is of rows [number * 2^20, (number + 1) * 2^20): how many, and the
+    sha256 of their bitmap."""
+
+    number: int
+    digest: str
+    deleted: int
+
+    @property
+    def key(self) -> str:
+        return f"{FOLDER}/{self.number:08d}.{self.digest[:16]}"
+
+    @property
+    def start(self) -> int:
+        return self.number * RANGE_ROWS
+
+    def to_json(self) -> dict[str, Any]:
+        return {"range": self.number, "digest": self.digest, "deleted": self.deleted}
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> Tombstones:
+        return cls(int(entry["range"]), str(entry["digest"]), int(entry["deleted"]))
+
+
+def check_tombstones(listed: Sequence[Tombstones], rows: int, where: str) -> None:
+    """:class:`IntegrityError` unless the ranges ascend, lie inside ``rows`` and hold as many rows as they can."""
+    numbers = [entry.number for entry in listed]
+    sound = numbers == sorted(set(numbers)) and all(
+        re.fullmatch("[0-9a-f]{64}", entry.digest) and 0 < entry.deleted <= min(RANGE_ROWS, rows - entry.start)
+        for entry in listed
+    )
+    if not sound or (numbers and numbers[0] < 0):
+        raise IntegrityError(f"{where} lists impossible tombstones; restore the manifest from a copy")
+
+
+def read_bitmap(objects: Objects, entry: Tombstones) -> np.ndarray:
+    """Packed bits (2^17,) uint8 of one range, little bit order, after comparing them with their digest."""
+    data = objects.read(entry.key)
+    where = f"{objects.url}/{entry.key}"
+    if data is None:
+        raise IntegrityError(f"{where}, a bitmap of deleted rows, is missing; restore it from a copy")
+    if len(data) != BITMAP_BYTES or sha256(data) != entry.digest:
+        raise IntegrityError(f"{where}, a bitmap of deleted rows, is damaged; restore it from a copy")
+    bits = np.frombuffer(data, np.uint8)
+    if int(np.bitwise_count(bits).sum()) != entry.deleted:
+        raise IntegrityError(f"{where} does not hold the {entry.deleted} rows that its manifest states")
+    return bits
+
+
+@lru_cache(maxsize=CACHED_BITMAPS)
+def remembered_bitmap(url: str, entry: Tombstones) -> np.ndarray:
+    """:func:`read_bitmap` with a memory of a few megabytes; what it read is known by its content."""
+    return read_bitmap(open_objects(url), entry)
+
+
+def deleted_rows(url: str, listed: Mapping[int, Tombstones], start: int, stop: int) -> np.ndarray | None:
+    """bool (stop - start,): which of the global rows [start, stop) are deleted; None if none of them is.
+
+    ``listed`` are the tombstones of a version by the number of their range.
+    """
+    found = None
+    for number in range(start // RANGE_ROWS, -(-stop // RANGE_ROWS)):
+        if (entry := listed.get(number)) is None:
+            continue
+        low, high = max(start, entry.start), min(stop, entry.start + RANGE_ROWS)
+        mask = _unpacked(remembered_bitmap(url, entry), low - entry.start, high - entry.start)
+        if mask.any():
+            found = np.zeros(stop - start, bool) if found is None else found
+            found[low - start : high - start] = mask
+    return found
+
+
+def _unpacked(bits: np.ndarray, low: int, high: int) -> np.ndarray:
+    """Bits [low, high) as bool."""
+    whole = np.unpackbits(bits[low // 8 : -(-high // 8)], bitorder="little")
+    return whole[low % 8 : low % 8 + high - low].view(bool)
+
+
+def put_bitmap(objects: Objects, number: int, mask: np.ndarray) -> Tombstones:
+    """Store which rows of a range are deleted, bool (2^20,); the same rows make the same object."""
+    data = np.packbits(mask, bitorder="little").tobytes()
+    entry = Tombstones(number, sha256(data), int(np.count_nonzero(mask)))
+    objects.put(entry.key, data)
+    return entry
+
+
+def claim_key(version: int, name: str) -> str:
+    """Where a delete announces the version that it is about to publish."""
+    return f"{CLAIMS}/{version:08d}.{name}.json"
+
+
+def claimed_versions(objects: Objects) -> dict[str, int]:
+    """Key -> version of every claim, of deletes at work and of killed ones."""
+    claims = {}
+    for key, _, _ in objects.list(CLAIMS):
+        stem = key.rpartition("/")[2].partition(".")[0]
+        if stem.isascii() and stem.isdigit():
+            claims[key] = int(stem)
+    return claims
+
+
+def bitmap_keys(objects: Objects) -> set[str]:
+    """Keys of all bitmaps that are there."""
+    return {key for key, _, _ in objects.list(FOLDER) if key != MARK and not key.startswith(f"{CLAIMS}/")}
+
+
+def listed_keys(body: dict[str, Any]) -> set[str]:
+    """Keys of the bitmaps that a manifest lists."""
+    return {Tombstones.from_json(entry).key for entry in body.get("tombstones", ())}
