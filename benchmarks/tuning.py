@@ -68,13 +68,15 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "och-paper": one_by_one(n_components=(20, 24, 32), n_near=(5, 20)),
     "och": [
         *one_by_one(
-            n_components=(12, 16, 20, 24, 28, 32, 40),
+            n_components=(12, 16, 20, 24, 32, 40, 64, 96),
+            orthogonal=(True,),
             n_centres=(150, 600),
             landmarks=("centres", "rows"),
             n_members=(2,),
+            member_shares=("equal",),
             n_anchors=(20, 40, 160),
             near_fraction=(0.01, 0.04, 0.1),
-            cross_weight=(0.0, 0.15, 0.5, 0.7),
+            cross_weight=(0.0, 0.1, 0.2, 0.3, 0.5),
             offsets=(False,),
             gain=((1.0, 1.0), (1.5, 1.5), (4.0, 4.0), (1.5, 8.0)),
             learning_rate=(0.04, 0.16),
@@ -84,6 +86,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"landmarks": "rows", "n_landmarks": 1000},
         {"n_centres": 150, "n_anchors": 160},
         {"n_centres": 600, "n_anchors": 40},
+        *({"orthogonal": True, "n_components": p} for p in (16, 40)),
     ],
 }
 

@@ -1,24 +1,25 @@
 """Ordinal Constraint Hashing: a linear hash learned so that near rows get closer codes than far rows.
 
-The rows are reduced to the leading principal axes (the paper's ordinal constraint projection, Eq. 10) and
-mapped by a frame V with orthonormal rows (columns when there are fewer bits than axes) and offsets b. V and b
-descend the ordinal loss, V on the Stiefel manifold (Eq. 14-15). The cost does not depend on the corpus' size.
+The rows are reduced to the leading principal axes (the paper's ordinal constraint projection, Eq. 10) and mapped by a
+matrix V and offsets b, which descend the ordinal loss (Eq. 14). V starts as a tight frame on the first few axes and is
+free to take up the others; with ``orthogonal=True`` it stays on the Stiefel manifold, as in the paper (Eq. 15). The
+cost does not depend on the corpus' size.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NoReturn
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NoReturn, Self
 
 import numpy as np
 from scipy.linalg import eigh
 
 from och_dist.errors import BadInputError
 from och_dist.hashers.base import LinearHasher, Progress, TrainingData, is_integer, is_number
-from och_dist.kernels.ordinal import near_sets, ordinal_loss_and_gradient
-from och_dist.kernels.stiefel import polar, residual, retract, tangent
+from och_dist.hashers.och_pool import Pool, Sampler, nearest_centres
+from och_dist.kernels.ordinal import ordinal_loss_and_gradient
+from och_dist.kernels.stiefel import balanced, polar, residual, retract, tangent
 
 __all__ = ["OCH", "default_components", "principal_axes"]
 
@@ -28,9 +29,14 @@ _ORDER_AXES = 64
 
 _LEAST = {"n_centres": 1, "n_components": 1, "n_members": 1, "n_landmarks": 1, "n_anchors": 1, "max_iter": 0}
 
+# Step of the free frame along its balanced momentum, which is longer than one of a unit gradient, per learning rate.
+_BALANCED_STEP = 0.375
+
+# Parameters that older models do not name, with the values they were trained by.
+_ADDED_PARAMETERS = {"member_shares": "equal", "orthogonal": True}
+
 # The anchor itself, one near, one far.
 _FEWEST_LANDMARKS = 3
-_BLOCK_ROWS = 4096
 
 
 def default_components(n_bits: int) -> int:
@@ -67,13 +73,20 @@ class OCH(LinearHasher):
     n_centres
         Number of k-means clusters that the landmarks stand for.
     n_components
-        Principal axes kept; None chooses by the code length, 20 (up to 32 bits) to 64 (1,024 bits).
+        Principal axes of the first frame; None chooses by the code length, 20 (up to 32 bits) to 64 (1,024 bits). The
+        learned one makes use of at least 64.
+    orthogonal
+        Keep the frame on its first axes and its rows orthonormal (columns with more axes than bits), the constraint of
+        the paper. Without it only the rms of the projections is kept.
     landmarks
-        "members": random members of each cluster, redrawn at each step; "centres": the k-means centres;
+        "members": random members of the clusters, redrawn at each step; "centres": the k-means centres;
         "rows": a random sample of rows, redrawn at each step.
     n_members
-        Members drawn of each cluster at each step, with ``landmarks="members"``: two cost 1.6 times the time
+        Members drawn per cluster at each step, with ``landmarks="members"``: two cost 1.6 times the time
         of one for about 1 % more mean average precision.
+    member_shares
+        "proportional": clusters are represented in proportion to their rows, by ``n_members`` on average; "equal": each
+        by ``n_members``, which overweights thin regions and costs pooled precision and recall.
     n_landmarks
         Landmarks of a step, with ``landmarks="rows"``.
     n_anchors
@@ -97,9 +110,10 @@ class OCH(LinearHasher):
     mean_, projection_, offsets_
         The linear map, float32: (d,), (d, n_bits), (n_bits,).
     components_, rotation_
-        Principal axes (p, d) and the frame V (p, n_bits), float64; ``projection_`` is their product.
+        Principal axes (p, d) and the matrix V (p, n_bits), float64; ``projection_`` is their product.
     n_components_, n_iter_, loss_curve_, manifold_residual_, notes_
-        Axes used, steps made, loss of each step, distance of V from its manifold, what was reduced and why.
+        Axes used, steps made, loss of each step, distance of V from the Stiefel manifold (0 only with ``orthogonal``),
+        what was reduced and why.
     """
 
     method: ClassVar[str] = "och"
@@ -110,12 +124,14 @@ class OCH(LinearHasher):
         *,
         n_centres: int = 300,
         n_components: int | None = None,
+        orthogonal: bool = False,
         landmarks: Literal["members", "centres", "rows"] = "members",
         n_members: int = 1,
+        member_shares: Literal["proportional", "equal"] = "proportional",
         n_landmarks: int = 300,
         n_anchors: int = 80,
         near_fraction: float = 0.02,
-        cross_weight: float = 0.3,
+        cross_weight: float = 0.15,
         offsets: bool = True,
         gain: tuple[float, float] = (1.5, 4.0),
         learning_rate: float = 0.08,
@@ -126,8 +142,10 @@ class OCH(LinearHasher):
         self.n_bits = n_bits
         self.n_centres = n_centres
         self.n_components = n_components
+        self.orthogonal = orthogonal
         self.landmarks = landmarks
         self.n_members = n_members
+        self.member_shares = member_shares
         self.n_landmarks = n_landmarks
         self.n_anchors = n_anchors
         self.near_fraction = near_fraction
@@ -151,8 +169,11 @@ class OCH(LinearHasher):
                 self._refuse(name, f"an integer of at least {least}")
         if self.landmarks not in ("members", "centres", "rows"):
             self._refuse("landmarks", "'members', 'centres' or 'rows'")
-        if not isinstance(self.offsets, (bool, np.bool_)):
-            self._refuse("offsets", "True or False")
+        if self.member_shares not in ("proportional", "equal"):
+            self._refuse("member_shares", "'proportional' or 'equal'")
+        for name in ("offsets", "orthogonal"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                self._refuse(name, "True or False")
         if not (is_number(self.near_fraction) and 0 < self.near_fraction < 1):
             self._refuse("near_fraction", "a number between 0 and 1")
         if not (is_number(self.cross_weight) and 0 <= self.cross_weight <= 1):
@@ -173,47 +194,57 @@ class OCH(LinearHasher):
             raise BadInputError("the training pool holds no rows; pass at least one")
         rng = np.random.default_rng(self.seed_)
         wanted = int(self.n_components or default_components(self.n_bits))
-        values, order_axes = principal_axes(data, max(wanted, _ORDER_AXES))
-        values, axes = values[:wanted], order_axes[:, :wanted]
-        p, r = axes.shape[1], int(self.n_bits)
-        if p < wanted:
-            self.notes_.append(f"n_components reduced from {wanted} to {p}: the rows vary along no more axes")
-        self.rotation_ = polar(rng.normal(size=(p, r)))
+        values, axes = principal_axes(data, max(wanted, _ORDER_AXES))
+        start, r = min(wanted, len(values)), int(self.n_bits)
+        if start < wanted:
+            self.notes_.append(f"n_components reduced from {wanted} to {start}: the rows vary along no more axes")
+        # Without a step there is nothing beyond the start.
+        p = start if self.orthogonal or self.max_iter == 0 else len(values)
+        self.rotation_ = np.zeros((p, r))
+        self.rotation_[:start] = polar(rng.normal(size=(start, r)))
         self.loss_curve_: list[float] = []
         offsets = np.zeros(r)
         # The rms of a projection on V; in its units the gain and the steps mean the same for any data.
-        scale = math.sqrt(values.sum() / max(p, r))
+        scale = math.sqrt(values[:start].sum() / max(start, r))
         if scale <= np.finfo(np.float32).tiny:
             self.notes_.append("all rows are equal: nothing to learn, all their codes are equal")
         elif self.max_iter > 0:
-            offsets = self._descend(_Pool.reduced(data, order_axes, p, scale), self._sampler(data), rng, progress)
+            pool = Pool.reduced(data, axes, p, scale)
+            offsets = self._descend(pool, values[:p] / scale**2, self._sampler(data), rng, progress)
         self.n_iter_ = len(self.loss_curve_)
         self.n_components_ = p
-        self.components_ = np.ascontiguousarray(axes.T)
+        self.components_ = np.ascontiguousarray(axes[:, :p].T)
         self.manifold_residual_ = residual(self.rotation_)
-        self._set_linear(data.mean, axes @ self.rotation_, offsets * scale)
+        self._set_linear(data.mean, axes[:, :p] @ self.rotation_, offsets * scale)
 
-    def _sampler(self, data: TrainingData) -> _Sampler:
+    def _sampler(self, data: TrainingData) -> Sampler:
         n_rows = len(data.rows)
         if self.n_anchors > n_rows:
             self.notes_.append(f"n_anchors reduced from {self.n_anchors} to {n_rows}: no more rows")
         if self.landmarks == "rows":
             if self.n_landmarks > n_rows:
                 self.notes_.append(f"n_landmarks reduced from {self.n_landmarks} to {n_rows}: no more rows")
-            return _Sampler.of_rows(n_rows, int(self.n_landmarks), int(self.n_anchors))
+            return Sampler.of_rows(n_rows, int(self.n_landmarks), int(self.n_anchors))
         if data.centres is None or len(data.centres) == 0:
             raise BadInputError(f"landmarks={self.landmarks!r} without centres; pass some or use 'rows'")
         if self.landmarks == "centres":
-            return _Sampler.of_centres(n_rows, len(data.centres), int(self.n_anchors))
-        labels = _labels(data, data.centres)
-        return _Sampler.of_members(labels, len(data.centres), int(self.n_members), int(self.n_anchors))
+            return Sampler.of_centres(n_rows, len(data.centres), int(self.n_anchors))
+        labels = nearest_centres(data, data.centres)
+        sampler = Sampler.of_members(labels, len(data.centres), int(self.n_members), int(self.n_anchors))
+        return sampler.in_proportion() if self.member_shares == "proportional" else sampler
 
     def _descend(
-        self, pool: _Pool, sampler: _Sampler, rng: np.random.Generator, progress: Progress | None
+        self,
+        pool: Pool,
+        variances: np.ndarray,
+        sampler: Sampler,
+        rng: np.random.Generator,
+        progress: Progress | None,
     ) -> np.ndarray:
         """Stochastic descent of V (``rotation_``) and of the offsets, returned in units of the scale.
 
-        The momentum is that of unit gradients: only their direction counts, the rate sets the length.
+        The momentum is that of unit gradients: only their direction counts, the rate sets the length. ``variances``
+        (p,) are those of the reduced rows.
         """
         frame, offsets = self.rotation_, np.zeros(self.rotation_.shape[1])
         frame_speed, offset_speed = np.zeros_like(frame), np.zeros_like(offsets)
@@ -235,8 +266,13 @@ class OCH(LinearHasher):
                 cross_weight=float(self.cross_weight),
             )
             rate = self.learning_rate * (1 - done)
-            frame_speed = self.momentum * frame_speed + _unit(tangent(d_frame.astype(np.float64), frame))
-            frame = retract(frame - rate * frame_speed)
+            d_frame = d_frame.astype(np.float64)
+            if self.orthogonal:
+                frame_speed = self.momentum * frame_speed + _unit(tangent(d_frame, frame))
+                frame = retract(frame - rate * frame_speed)
+            else:
+                frame_speed = self.momentum * frame_speed + _unit(d_frame)
+                frame = _of_unit_rms(frame - _BALANCED_STEP * rate * balanced(frame_speed), variances)
             if self.offsets:
                 offset_speed = self.momentum * offset_speed + _unit(d_offsets.astype(np.float64))
                 offsets = offsets - rate * offset_speed
@@ -249,6 +285,13 @@ class OCH(LinearHasher):
     def _near_count(self, n_landmarks: int) -> int:
         """Size of the near set: one landmark may be the anchor itself, and one must be left as far."""
         return min(max(2, round(self.near_fraction * n_landmarks)), n_landmarks - 2)
+
+    @classmethod
+    def from_state(cls, params: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+        """The fitted hasher of :meth:`to_state`, also of a model from before some parameters."""
+        known = cls._get_param_names()
+        added = {name: value for name, value in _ADDED_PARAMETERS.items() if name in known}
+        return super().from_state({**added, **params}, arrays)
 
     def info(self) -> dict[str, Any]:
         """Notes, and for a model trained here the loss of each step and the shape of the solution."""
@@ -263,102 +306,9 @@ class OCH(LinearHasher):
         return report
 
 
-@dataclass(frozen=True)
-class _Pool:
-    """The rows a step may draw: the training rows, then the centres, by one running number."""
-
-    points: np.ndarray
-    """(rows + centres, q) float32: coordinates on the leading axes, about the mean, in units of the scale."""
-    squared_norms: np.ndarray
-    """(rows + centres,) float32, of the whole vectors."""
-    reduced_rows: np.ndarray
-    """(rows + centres, p) float32: the first p of the coordinates."""
-
-    @classmethod
-    def reduced(cls, data: TrainingData, axes: np.ndarray, p: int, scale: float) -> _Pool:
-        """Project all rows on the ``axes`` (d, q), in units of ``scale``."""
-        centres = data.rows[:0] if data.centres is None else data.centres
-        centred = np.concatenate([data.rows, centres]).astype(np.float32, copy=False)
-        centred -= data.mean.astype(np.float32)
-        centred *= np.float32(1.0 / scale)
-        points = centred @ axes.astype(np.float32)
-        squared_norms = np.einsum("ij,ij->i", centred, centred)
-        return cls(points, squared_norms, np.ascontiguousarray(points[:, :p]))
-
-    def relations(self, anchors: np.ndarray, landmarks: np.ndarray, k: int) -> np.ndarray:
-        """(m, S) relations by distance: whole norms, and products on the leading axes.
-
-        Beyond ``_ORDER_AXES`` axes the products of two centred rows nearly cancel: on held-out rows the codes are as
-        good as with products of whole vectors, for a fraction of the time when d is large.
-        """
-        # Without the anchor's own norm: it is the same for all its landmarks.
-        distances = self.points[anchors] @ self.points[landmarks].T
-        distances *= np.float32(-2)
-        distances += self.squared_norms[landmarks]
-        return near_sets(distances, anchors[:, None] == landmarks, k)
-
-
-@dataclass(frozen=True)
-class _Sampler:
-    """Draws anchors and landmarks by number: some of each group, or a plain sample when there is one."""
-
-    n_rows: int
-    n_anchors: int
-    order: np.ndarray
-    """Row numbers, group by group."""
-    starts: np.ndarray
-    counts: np.ndarray
-    n_drawn: int
-    """Draws from each group."""
-
-    @classmethod
-    def of_rows(cls, n_rows: int, n_landmarks: int, n_anchors: int) -> _Sampler:
-        whole = np.array([0]), np.array([n_rows])
-        return cls(n_rows, n_anchors, np.arange(n_rows), *whole, min(n_landmarks, n_rows))
-
-    @classmethod
-    def of_centres(cls, n_rows: int, n_centres: int, n_anchors: int) -> _Sampler:
-        each = np.arange(n_centres)
-        return cls(n_rows, n_anchors, n_rows + each, each, np.ones_like(each), 1)
-
-    @classmethod
-    def of_members(cls, labels: np.ndarray, n_centres: int, n_members: int, n_anchors: int) -> _Sampler:
-        """Groups are clusters; a cluster without a row in the pool is represented by its centre."""
-        n_rows = len(labels)
-        empty = np.setdiff1d(np.arange(n_centres), labels)
-        groups = np.concatenate([labels, empty])
-        order = np.argsort(groups, kind="stable")
-        numbers = np.concatenate([np.arange(n_rows), n_rows + empty])
-        counts = np.bincount(groups, minlength=n_centres)
-        return cls(n_rows, n_anchors, numbers[order], np.cumsum(counts) - counts, counts, n_members)
-
-    def draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Distinct anchors (m,) among the rows and distinct landmarks (S,)."""
-        anchors = rng.choice(self.n_rows, min(self.n_anchors, self.n_rows), replace=False)
-        if len(self.counts) == 1:
-            return anchors, rng.choice(self.order, min(self.n_drawn, len(self.order)), replace=False)
-        picks = (rng.random((self.n_drawn, len(self.counts))) * self.counts).astype(np.int64)
-        landmarks = self.order[self.starts + picks].reshape(-1)
-        return anchors, landmarks if self.n_drawn == 1 else np.unique(landmarks)
-
-
-def _blocks(*arrays: np.ndarray) -> Iterator[np.ndarray]:
-    for array in arrays:
-        for start in range(0, len(array), _BLOCK_ROWS):
-            yield array[start : start + _BLOCK_ROWS]
-
-
-def _labels(data: TrainingData, centres: np.ndarray) -> np.ndarray:
-    """(m,) nearest centre of each row of the pool, computed when the data come without."""
-    if data.labels is not None:
-        if len(data.labels) != len(data.rows):
-            raise BadInputError(f"{len(data.labels)} labels of {len(data.rows)} rows; pass one for each row")
-        return np.asarray(data.labels, dtype=np.int64)
-    centres = centres - data.mean
-    half_norms = 0.5 * np.einsum("ij,ij->i", centres, centres)
-    return np.concatenate(
-        [np.argmin(half_norms - (block - data.mean) @ centres.T, axis=1) for block in _blocks(data.rows)]
-    )
+def _of_unit_rms(frame: np.ndarray, variances: np.ndarray) -> np.ndarray:
+    """``frame`` (p, r), scaled so that the projections of rows with ``variances`` (p,) have an rms of one."""
+    return frame * math.sqrt(frame.shape[1] / float(variances @ np.einsum("ij,ij->i", frame, frame)))
 
 
 def _unit(gradient: np.ndarray) -> np.ndarray:

@@ -50,8 +50,10 @@ class OCHPaper(OCH):
     method: ClassVar[str] = "och-paper"
 
     # What the paper leaves no choice of: no parameters here.
+    orthogonal = True
     landmarks = "centres"
     n_members = 1
+    member_shares = "equal"
     n_landmarks = 1
     near_fraction = 0.5
     cross_weight = 0.0

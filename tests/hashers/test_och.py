@@ -13,7 +13,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from och_dist.errors import BadInputError, IntegrityError, UsageError
 from och_dist.hashers.base import training_data
 from och_dist.hashers.och import OCH, default_components
+from och_dist.hashers.och_pool import Sampler
 from och_dist.hashers.registry import METHODS, get_method, model_from_state
+from och_dist.store.model import load_model, save_model
+from och_dist.store.objects import open_objects
 
 
 def clustered(n=1500, d=40, n_clusters=25, seed=0):
@@ -78,12 +81,27 @@ def test_same_seed_same_bytes_other_seed_other_model():
 @pytest.mark.parametrize("n_bits", [1, 7, 13, 64, 100])
 def test_any_number_of_bits(n_bits):
     x = clustered(600)
-    model = quick(n_bits).fit(x)
-    assert model.n_components_ == default_components(n_bits)
-    assert model.rotation_.shape == (model.n_components_, n_bits)
-    assert model.manifold_residual_ < 1e-12
-    assert model.transform(x).shape == (600, -(-n_bits // 8))
-    assert model.n_iter_ == len(model.loss_curve_) == 40
+    free, constrained = (quick(n_bits, orthogonal=orthogonal).fit(x) for orthogonal in (False, True))
+    assert free.n_components_ == 40  # all there are
+    assert constrained.n_components_ == default_components(n_bits)
+    assert constrained.manifold_residual_ < 1e-12
+    for model in (free, constrained):
+        assert model.rotation_.shape == (model.n_components_, n_bits)
+        assert model.transform(x).shape == (600, -(-n_bits // 8))
+        assert model.n_iter_ == len(model.loss_curve_) == 40
+
+
+@pytest.mark.parametrize(("n_components", "n_bits"), [(6, 16), (None, 16), (40, 16)])
+def test_a_free_frame_leaves_its_first_axes_and_keeps_its_scale(n_components, n_bits):
+    x = clustered()
+    model = quick(n_bits, n_components=n_components).fit(x)
+    start = OCH(n_bits, n_components=n_components, max_iter=0).fit(x)
+    assert model.manifold_residual_ > 1e-3
+    assert np.abs(model.rotation_[len(start.rotation_) :]).max(initial=1) > 0.01
+    variances = np.diag(model.components_ @ np.cov(x.T.astype(np.float64), bias=True) @ model.components_.T)
+    squared = variances @ (model.rotation_**2).sum(axis=1) / n_bits
+    p = start.n_components_
+    assert squared == pytest.approx(variances[:p].sum() / max(p, n_bits), rel=1e-9)
 
 
 def test_default_components_grow_with_the_code():
@@ -105,6 +123,21 @@ def test_more_members_per_cluster_are_drawn_without_repeats():
     model = quick(n_members=3, n_centres=25).fit(x)
     assert model.n_iter_ == 40
     assert not np.array_equal(model.projection_, quick(n_centres=25).fit(x).projection_)
+
+
+@pytest.mark.parametrize("n_members", [1, 3])
+def test_clusters_are_represented_alike_or_by_their_size(n_members):
+    labels = np.repeat(np.arange(5), [100, 10, 40, 40, 10])
+    labels = np.random.default_rng(0).permutation(labels)
+    equal = Sampler.of_members(labels, 5, n_members, 8)
+    rng, found = np.random.default_rng(1), {"equal": np.zeros(5), "proportional": np.zeros(5)}
+    for _ in range(2000):
+        for name, sampler in (("equal", equal), ("proportional", equal.in_proportion())):
+            landmarks = sampler.draw(rng)[1]
+            assert len(np.unique(landmarks)) == len(landmarks) <= 5 * n_members
+            found[name] += np.bincount(labels[landmarks], minlength=5) / 2000
+    assert found["equal"] == pytest.approx(n_members, rel=0.3)
+    assert found["proportional"] == pytest.approx(5 * n_members * np.bincount(labels) / 200, rel=0.15)
 
 
 def test_zero_steps_give_the_random_tight_frame():
@@ -193,12 +226,13 @@ def test_degenerate_rows_are_legal_and_noted(name, landmarks):
     x, note = CASES[name]
     if landmarks == "rows" and "n_centres" in note:
         note = "n_landmarks reduced from 300 to 3"
-    model = quick(landmarks=landmarks).fit(x)
-    assert any(note in text for text in model.notes_), model.notes_
-    assert model.manifold_residual_ < 1e-12
-    codes = model.transform(x)
-    for row in np.unique(x, axis=0):
-        assert len(np.unique(codes[(x == row).all(axis=1)], axis=0)) == 1
+    for orthogonal in (False, True):
+        model = quick(landmarks=landmarks, orthogonal=orthogonal).fit(x)
+        assert any(note in text for text in model.notes_), model.notes_
+        assert model.manifold_residual_ < 1e-12 or not orthogonal
+        codes = model.transform(x)
+        for row in np.unique(x, axis=0):
+            assert len(np.unique(codes[(x == row).all(axis=1)], axis=0)) == 1
 
 
 def test_constant_dimensions_change_nothing_but_their_own_weight():
@@ -221,6 +255,7 @@ def test_constant_dimensions_change_nothing_but_their_own_weight():
         ({"n_anchors": 0}, "n_anchors=0"),
         ({"max_iter": -1}, "max_iter=-1; use an integer of at least 0"),
         ({"landmarks": "nodes"}, "landmarks='nodes'; use 'members', 'centres' or 'rows'"),
+        ({"member_shares": "some"}, "member_shares='some'; use 'proportional' or 'equal'"),
         ({"near_fraction": 0.0}, "near_fraction=0.0"),
         ({"cross_weight": 1.5}, "cross_weight=1.5"),
         ({"gain": (1.5,)}, "gain="),
@@ -228,6 +263,7 @@ def test_constant_dimensions_change_nothing_but_their_own_weight():
         ({"learning_rate": float("nan")}, "learning_rate=nan"),
         ({"momentum": 1.0}, "momentum=1.0"),
         ({"offsets": "yes"}, "offsets='yes'"),
+        ({"orthogonal": 1}, "orthogonal=1; use True or False"),
     ],
 )
 def test_impossible_settings_are_refused_by_fit_not_by_init(options, message):
@@ -258,7 +294,7 @@ def test_state_round_trip():
     params, arrays, info = model.to_state()
     assert set(arrays) == {"mean", "projection", "offsets"}
     assert info["loss_curve"] == model.loss_curve_
-    assert info["manifold_residual"] < 1e-12
+    assert info["manifold_residual"] == model.manifold_residual_
     assert json.loads(json.dumps(info)) == info
     again = model_from_state("och", json.loads(json.dumps(params)), arrays)
     assert isinstance(again, OCH)
@@ -266,6 +302,21 @@ def test_state_round_trip():
     params_again, arrays_again, _ = again.to_state()
     assert params_again == params
     assert all(arrays_again[name].tobytes() == arrays[name].tobytes() for name in arrays)
+
+
+def test_a_model_from_before_a_parameter_names_the_value_it_was_trained_by(tmp_path, monkeypatch):
+    """What the store holds from before ``member_shares`` and ``orthogonal``: same codes, and its parameters told."""
+    x = clustered(200)
+    old = quick(n_bits=13, member_shares="equal", orthogonal=True, cross_weight=0.3).fit(x)
+    params, arrays, info = old.to_state()
+    del params["member_shares"], params["orthogonal"]
+    monkeypatch.setattr(old, "to_state", lambda: (params, arrays, info))
+    objects = open_objects(tmp_path)
+    again = load_model(objects, save_model(objects, old, {})).hasher
+    assert again.get_params() == old.get_params()
+    np.testing.assert_array_equal(again.transform(x), old.transform(x))
+    new = OCH().get_params()
+    assert (new["member_shares"], new["orthogonal"]) == ("proportional", False)
 
 
 def _without_mean(params, arrays):
