@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import signal
 import traceback
-from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -15,12 +12,10 @@ import och_dist
 from och_dist import cli_search, cli_upkeep
 from och_dist.cli_options import Surroundings, cluster_options, run_stage
 from och_dist.errors import IncompleteError, OchError, UsageError
+from och_dist.stop import Terminated, stop_politely
 
 INTERRUPTED = 130
-
-
-class Terminated(BaseException):
-    """SIGTERM. Not an :class:`Exception`, so that nobody on the way takes it for a failed task and carries on."""
+ONE_PIECE = ("search", "truth", "evaluate", "inspect", "status", "delete", "doctor")
 
 
 class OchGroup(click.Group):
@@ -28,22 +23,26 @@ class OchGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with stop_on_sigterm():
+            with stop_politely():
                 return super().invoke(ctx)
         except OchError as error:
             click.echo(f"och: {error}", err=True)
             ctx.exit(error.exit_code)
-        except Terminated:
-            click.echo("och: terminated; what is done is kept: run the same command again to go on", err=True)
+        except Terminated as end:
+            click.echo(_ended("terminated", end, ctx), err=True)
             ctx.exit(IncompleteError.exit_code)
-        except KeyboardInterrupt:
-            click.echo("och: interrupted; what is done is kept: run the same command again to go on", err=True)
+        except KeyboardInterrupt as end:
+            click.echo(_ended("interrupted", end, ctx), err=True)
             ctx.exit(INTERRUPTED)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception:
             traceback.print_exc()
-            click.echo("och: an unexpected error (above); what is published is whole. Please report it", err=True)
+            click.echo(
+                "och: an unexpected error (above); what is published is whole, and what is done is kept. Please report "
+                "it; running the same command again is safe",
+                err=True,
+            )
             ctx.exit(1)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -51,6 +50,14 @@ class OchGroup(click.Group):
         rows = [(name, command.get_short_help_str(limit=1000)) for name, command in sorted(self.commands.items())]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def _ended(how: str, end: BaseException, ctx: click.Context) -> str:
+    """What happened, what is safe, and what continues."""
+    detail = "".join(f", and {text}" for text in end.args)
+    if ctx.invoked_subcommand in ONE_PIECE:
+        return f"och: {how}{detail}; nothing half-written is left: run the same command again"
+    return f"och: {how}{detail}; what is done is kept: run the same command again to go on"
 
 
 @click.group(
@@ -66,24 +73,6 @@ def cli() -> None:
     Exit codes: 0 done or nothing to do, 1 unexpected, 2 usage, 3 bad input, 4 integrity or conflict,
     5 incomplete (run again), 7 cluster unavailable, 130 interrupted.
     """
-
-
-@contextlib.contextmanager
-def stop_on_sigterm() -> Iterator[None]:
-    """A polite kill ends like a pause: finished chunks are kept and the exit code says 'run again'."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise Terminated
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @cli.command()

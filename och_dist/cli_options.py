@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 
+LOCAL = ("workers", "threads", "memory_limit")
+CLUSTER = ("scheduler", *LOCAL, "dashboard", "tls_ca", "tls_cert", "tls_key", "insecure", "grace")
+
 ROWS = "such as 5,10-20 (10 and 20 included), or @FILE (.npy of numbers or a mask, or a text file)"
 IDS = "such as a17,b4, or @FILE (.npy, or .txt with one id a line)"
 
@@ -36,6 +39,18 @@ def output_options(command: Command) -> Command:
 def cluster_options(command: Command) -> Command:
     """Where the work runs, and what is shown meanwhile."""
     for option in (
+        click.option(
+            "--grace",
+            type=float,
+            metavar="SECONDS",
+            help="Time for the tasks under way to finish after SIGTERM or Ctrl-C [default: 10].",
+        ),
+        click.option("--insecure", is_flag=True, default=None, help="Allow a scheduler elsewhere without TLS."),
+        click.option("--tls-key", metavar="FILE", help="The key of --tls-cert [default: OCH_TLS_KEY]."),
+        click.option("--tls-cert", metavar="FILE", help="Our certificate (PEM) [default: OCH_TLS_CERT]."),
+        click.option(
+            "--tls-ca", metavar="FILE", help="Authority of a tls:// scheduler and its clients [default: OCH_TLS_CA]."
+        ),
         click.option("--performance-report", metavar="FILE", help="Write Dask's performance report (HTML) to FILE."),
         click.option(
             "--dashboard/--no-dashboard",
@@ -64,8 +79,7 @@ class Surroundings:
         self.verbose: bool = options.pop("verbose")
         self.dashboard: str | None = None
         self.performance_report: str | None = options.pop("performance_report", None)
-        names = ("scheduler", "workers", "threads", "memory_limit", "dashboard")
-        given = {name: options.pop(name, None) for name in names}
+        given = {name: options.pop(name, None) for name in CLUSTER}
         self.cluster = {name: value for name, value in given.items() if value is not None}
         configure_logging(logging.WARNING if self.quiet else logging.DEBUG if self.verbose else logging.INFO)
 
@@ -94,8 +108,8 @@ class Surroundings:
 
     def _applicable(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """The defaults that the command line leaves in force: --scheduler replaces local workers, and vice versa."""
-        replaced = {"workers", "threads", "memory_limit"} if "scheduler" in self.cluster else set()
-        replaced |= {"scheduler"} if "workers" in self.cluster else set()
+        replaced = {*LOCAL, "insecure"} if "scheduler" in self.cluster else set()
+        replaced |= {"scheduler", "insecure"} if "workers" in self.cluster else set()
         return {name: value for name, value in defaults.items() if name not in replaced}
 
     def show(self, report: Report) -> None:

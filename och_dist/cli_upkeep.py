@@ -1,7 +1,8 @@
-"""Commands that look after what is stored: verify, inspect, status, delete, compact, tables and gc."""
+"""Commands that look after what is stored, and after what it needs: verify, gc, delete, compact, doctor and others."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
@@ -11,9 +12,11 @@ from och_dist.cli_options import IDS, ROWS, Surroundings, cluster_options, outpu
 
 @click.command()
 @click.argument("path")
+@click.option("--repair", is_flag=True, help="Mend the newest version of an index, and publish it as the next one.")
+@click.option("--corpus", metavar="PATH", help="Where the vectors for a repair lie [default: where the index says].")
 @cluster_options
 def verify(path: str, **options: Any) -> None:
-    """Check every byte of a corpus or an index against what was published."""
+    """Check every byte of a corpus or an index against what was published, and mend an index with --repair."""
     from och_dist.stages.verify import verify as stage
 
     run_stage(options, stage, path)
@@ -95,4 +98,21 @@ def tables(index: str, **options: Any) -> None:
     run_stage(options, stage, index)
 
 
-COMMANDS: tuple[click.Command, ...] = (verify, inspect, status, gc, delete, compact, tables)
+@click.command()
+@click.option("--store", metavar="URL", help="Where corpora or indexes are to lie: a folder or s3://bucket/prefix.")
+@click.option("--corpus", metavar="PATH", help="The corpus that is to be worked on: its chunks must fit the workers.")
+@cluster_options
+@click.pass_context
+def doctor(ctx: click.Context, **options: Any) -> None:
+    """Check this machine, and if given a store (--store) and a cluster (--scheduler or --workers), before a job."""
+    from och_dist.report.health import render_health
+    from och_dist.stages.doctor import doctor as stage
+
+    around = Surroundings(options)
+    clustered = {"scheduler", "workers"} & set(around.cluster)
+    report = stage(**options, connect=around.context if clustered else None)
+    click.echo(json.dumps(report.to_json()) if around.as_json else render_health(report))
+    ctx.exit(report.facts["exit_code"])
+
+
+COMMANDS: tuple[click.Command, ...] = (verify, inspect, status, gc, delete, compact, tables, doctor)

@@ -12,6 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from och_dist.errors import ClusterError, UsageError
+from och_dist.stop import GRACE_SECONDS, set_grace
+from och_dist.tls import (
+    NOT_BEGUN,
+    REMEDY,
+    Certificates,
+    dask_certificates,
+    find_certificates,
+    knock,
+    refuse_open_network,
+)
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -24,7 +34,10 @@ WORKERS_SECONDS = 60
 class ClusterOptions:
     """``scheduler`` is an address or a scheduler file; without one, ``workers`` processes are started here.
 
-    ``workers=0`` means no Dask cluster at all: everything runs in this process.
+    ``workers=0`` means no Dask cluster at all: everything runs in this process. The ``tls_`` files, all three or none
+    (or the variables OCH_TLS_CA, OCH_TLS_CERT, OCH_TLS_KEY), are shown to a ``tls://`` scheduler, and a local cluster
+    speaks TLS with them. ``insecure`` allows a scheduler on another machine without TLS. ``grace`` is how many seconds
+    the tasks under way have to finish after SIGTERM or Ctrl-C.
     """
 
     scheduler: str | None = None
@@ -32,16 +45,27 @@ class ClusterOptions:
     threads: int = 1
     memory_limit: str = "auto"
     dashboard: bool = True
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    insecure: bool = False
+    grace: float = GRACE_SECONDS
 
 
 @contextlib.contextmanager
 def connect(options: ClusterOptions) -> Iterator[Client | None]:
     """A client that is ready to work, closed at the end; a local cluster is closed with it."""
+    if not 0 <= options.grace < float("inf"):
+        raise UsageError(f"--grace {options.grace}; give a number of seconds, 0 or more")
+    set_grace(options.grace)
     if options.scheduler is not None:
         _refuse_local_options(options)
-        with _remote(options.scheduler) as client:
+        with _remote(options) as client:
             yield client
-    elif options.workers == 0:
+        return
+    if options.insecure:
+        raise UsageError("--insecure is about a --scheduler; give one, or leave it out")
+    if options.workers == 0:
         import threadpoolctl
 
         with threadpoolctl.threadpool_limits(1):
@@ -61,29 +85,68 @@ def _refuse_local_options(options: ClusterOptions) -> None:
 
 
 @contextlib.contextmanager
-def _remote(scheduler: str) -> Iterator[Client]:
+def _remote(options: ClusterOptions) -> Iterator[Client]:
     from distributed import Client
 
+    address, certificates = _checked_address(options)
     client, reason = None, ""
     try:
-        client = Client(_address(scheduler), timeout=CONNECT_SECONDS, set_as_default=False)
-    except (OSError, TimeoutError, ValueError, TypeError) as error:  # TypeError: tls:// without certificates
+        client = Client(
+            address,
+            timeout=CONNECT_SECONDS,
+            set_as_default=False,
+            security=certificates.security() if certificates else None,
+        )
+    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         reason = str(error)
     if client is None:
         # Half a client closes itself when it is collected; in the middle of starting another one, that would hang.
         gc.collect()
-        raise ClusterError(f"no scheduler answers at {scheduler} within {CONNECT_SECONDS} s ({reason})")
+        raise ClusterError(
+            f"no scheduler answers at {options.scheduler} within {CONNECT_SECONDS} s ({reason}); {NOT_BEGUN}"
+        )
     with contextlib.closing(client):
         _await_workers(client, 1)
         _prepare_workers(client)
         yield client
 
 
+def _checked_address(options: ClusterOptions) -> tuple[str, Certificates | None]:
+    """The address of the scheduler, after all that can be refused without Dask, and the certificates to use there."""
+    from distributed.comm.addressing import parse_address, parse_host_port
+
+    scheduler = str(options.scheduler)
+    address = _address(scheduler)
+    shown = scheduler if scheduler == address else f"{scheduler} ({address})"
+    scheme, location = parse_address(address)
+    certificates = find_certificates(options)
+    if scheme == "tls":
+        certificates = certificates or dask_certificates()
+        if certificates is None:
+            raise ClusterError(f"the scheduler {shown} wants certificates; give {REMEDY}")
+    elif options.tls_ca or options.tls_cert or options.tls_key:
+        raise UsageError(f"the scheduler {shown} would not use --tls-cert; write tls:// or leave it out")
+    else:
+        certificates = None
+    if scheme not in ("inproc", "unix"):
+        try:
+            host, port = parse_host_port(location)
+        except ValueError as error:
+            raise ClusterError(f"the scheduler {shown} cannot be reached ({error}); write tcp://host:8786") from None
+        if scheme not in ("tls", "wss") and not options.insecure:
+            refuse_open_network(shown, host)
+        if scheme in ("tcp", "tls"):
+            knock(shown, host, port, certificates=certificates, seconds=CONNECT_SECONDS)
+    return f"{scheme}://{location}", certificates
+
+
 def _address(scheduler: str) -> str:
     """The address itself, or the one that a scheduler file names."""
     if "://" in scheduler or not os.path.exists(scheduler):
         if ":" not in scheduler:
-            raise ClusterError(f"scheduler {scheduler!r} is neither an address such as tcp://host:8786 nor a file")
+            raise ClusterError(
+                f"scheduler {scheduler!r} is neither an address such as tcp://host:8786 nor a file; {NOT_BEGUN}"
+            )
         return scheduler
     try:
         with open(scheduler, encoding="utf-8") as file:
@@ -106,6 +169,7 @@ def _local(options: ClusterOptions) -> Iterator[Client]:
         raise UsageError(f"--workers {workers} --threads {options.threads}: use at least one of each")
     settings: dict[str, Any] = {f"distributed.nanny.pre-spawn-environ.{name}": 1 for name in THREAD_LIMITS}
     settings["distributed.scheduler.no-workers-timeout"] = "60s"
+    certificates = find_certificates(options)
     with dask.config.set(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Port .* is already in use")
         try:
@@ -115,6 +179,7 @@ def _local(options: ClusterOptions) -> Iterator[Client]:
                 processes=True,
                 memory_limit=options.memory_limit,
                 host="127.0.0.1",
+                security=certificates.security() if certificates else None,
                 dashboard_address="127.0.0.1:8787" if options.dashboard else None,
             )
         except ValueError as error:
@@ -122,8 +187,11 @@ def _local(options: ClusterOptions) -> Iterator[Client]:
                 f"a local cluster with --memory-limit {options.memory_limit} cannot be made ({error}); "
                 "write the limit like 2GB"
             ) from error
-        except (OSError, RuntimeError, TimeoutError) as error:
-            raise ClusterError(f"the local cluster of {workers} workers did not start ({error})") from error
+        except (OSError, RuntimeError, TimeoutError, TypeError) as error:
+            raise ClusterError(
+                f"the local cluster of {workers} workers did not start ({error}); nothing was begun: try fewer "
+                "--workers, or --workers 0"
+            ) from error
         with cluster, Client(cluster, set_as_default=False, timeout=CONNECT_SECONDS) as client:
             _await_workers(client, workers)
             _prepare_workers(client)
@@ -137,7 +205,7 @@ def _await_workers(client: Client, count: int) -> None:
     except TimeoutError:
         raise ClusterError(
             f"the scheduler {client.scheduler.address} has fewer than {count} workers after {WORKERS_SECONDS} s; "
-            "start workers"
+            "nothing was begun: start workers, and run the command again"
         ) from None
 
 

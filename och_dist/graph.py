@@ -14,7 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from och_dist.errors import ClusterError
-from och_dist.outcome import POLL_SECONDS, RETRIES, Failure, Watch, guarded, patient, settle
+from och_dist.outcome import ANSWER_SECONDS, POLL_SECONDS, RETRIES, Failure, Watch, guarded, patient, settle
+from och_dist.stop import Listener, listening
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -25,7 +26,7 @@ Advance = Callable[[int], None]
 
 FAN_IN = 8
 WINDOW = 4096
-SMALL_BYTES = 4 << 20
+STOP = -1
 SIDES = ((0, "sum"), (1, "keep"))
 
 
@@ -38,14 +39,23 @@ def map_tasks(
     advance: Advance | None = None,
     weight: Callable[[Task], int] = lambda task: 1,
 ) -> list[T]:
-    """``[function(task) for task in tasks]``; all tasks are tried before the first error, in task order, is raised."""
+    """``[function(task) for task in tasks]``; all tasks are tried before the first error, in task order, is raised.
+
+    When the process is asked to stop, no further task is begun, and those under way are given time to finish.
+    """
     results: dict[int, T | Failure] = {}
-    outcomes = _map_here(function, tasks) if client is None else _map_there(function, tasks, client, name)
-    with contextlib.closing(outcomes):
-        for number, outcome in outcomes:
-            results[number] = outcome
-            if advance is not None and not isinstance(outcome, Failure):
-                advance(weight(tasks[number]))
+    finished: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with listening(lambda: finished.put(STOP)) as listener:
+        if client is None:
+            outcomes = _map_here(function, tasks, listener)
+        else:
+            outcomes = _map_there(function, tasks, client, name, finished, listener)
+        with contextlib.closing(outcomes):
+            for number, outcome in outcomes:
+                results[number] = outcome
+                if advance is not None and not isinstance(outcome, Failure):
+                    advance(weight(tasks[number]))
+        listener.obey()
     values = []
     for number in range(len(tasks)):
         value = results[number]
@@ -55,19 +65,30 @@ def map_tasks(
     return values
 
 
-def _map_here(function: Callable[..., T], tasks: Sequence[Task]) -> Generator[tuple[int, T | Failure], None, None]:
+def _map_here(
+    function: Callable[..., T], tasks: Sequence[Task], listener: Listener
+) -> Generator[tuple[int, T | Failure], None, None]:
     for number, task in enumerate(tasks):
+        if listener.asked:
+            return
         yield number, patient(function, task)
 
 
 def _map_there(
-    function: Callable[..., T], tasks: Sequence[Task], client: Client, name: str
+    function: Callable[..., T],
+    tasks: Sequence[Task],
+    client: Client,
+    name: str,
+    finished: queue.SimpleQueue[int],
+    listener: Listener,
 ) -> Generator[tuple[int, T | Failure], None, None]:
-    """Keep at most WINDOW tasks submitted; hand out results as they come; release them at once."""
+    """Keep at most WINDOW tasks submitted; hand out results as they come; release them at once.
+
+    ``finished`` holds the numbers of tasks that have ended, and STOP when the process was asked to stop.
+    """
     token = uuid.uuid4().hex[:8]
-    finished: queue.SimpleQueue[int] = queue.SimpleQueue()
     waiting: dict[int, Future] = {}
-    upcoming = iter(range(len(tasks)))
+    upcoming: Iterator[int] = iter(range(len(tasks)))
 
     def submit(numbers: list[int]) -> None:
         futures = client.map(
@@ -87,6 +108,12 @@ def _map_there(
         submit([number for _, number in zip(range(WINDOW), upcoming, strict=False)])
         while waiting:
             number = _next(finished, watch)
+            if number == STOP:
+                upcoming = iter(())
+                _drop_unbegun(waiting, client)
+                listener.announce(len(waiting))
+            if number not in waiting:
+                continue
             outcome = settle(waiting[number], watch)
             del waiting[number]
             if isinstance(outcome, Failure) and isinstance(outcome.error, ClusterError):
@@ -98,6 +125,19 @@ def _map_there(
         if waiting:
             with contextlib.suppress(Exception):
                 client.cancel(list(waiting.values()), force=True)
+
+
+def _drop_unbegun(waiting: dict[int, Future], client: Client) -> None:
+    """Cancel the tasks that no worker has yet; all of them stay if the scheduler cannot tell."""
+    try:
+        held = client.sync(client.scheduler.processing, workers=None, callback_timeout=ANSWER_SECONDS)
+    except (OSError, TimeoutError):
+        return
+    begun = {key for keys in held.values() for key in keys}
+    unbegun = {n: future for n, future in waiting.items() if future.key not in begun and future.status == "pending"}
+    for number in unbegun:
+        del waiting[number]
+    client.cancel(list(unbegun.values()), force=True)
 
 
 def _next(finished: queue.SimpleQueue[int], watch: Watch) -> int:
@@ -147,63 +187,6 @@ def scan_tasks(
     """
     leaves = _leaves(function, tasks, client, name, shared, advance, weight)
     return leaves.scan(merge)
-
-
-def pin_tasks(function: Callable[[Task], Any], tasks: Sequence[Task], *, client: Client, name: str) -> list[Future]:
-    """``function(task)`` of every task, kept on the workers as long as the futures are; a lost one is made again."""
-    token = uuid.uuid4().hex[:8]
-    keys = [f"{name}-{token}-{number}" for number in range(len(tasks))]
-    return client.map(guarded, [function] * len(tasks), tasks, key=keys, pure=False, retries=RETRIES)
-
-
-def derive_pinned(
-    function: Callable[[Any, Task], Any], pinned: Sequence[Future], tasks: Sequence[Task], *, client: Client, name: str
-) -> list[Future]:
-    """``function(value, task)`` of every pinned value and its task, kept like those."""
-    token = uuid.uuid4().hex[:8]
-    keys = [f"{name}-{token}-{number}" for number in range(len(tasks))]
-    functions = [function] * len(tasks)
-    return client.map(_on_value, functions, pinned, tasks, key=keys, pure=False, retries=RETRIES)
-
-
-def start_reduce(
-    function: Callable[[Any, Any], T],
-    pinned: Sequence[Future],
-    merge: Callable[[Sequence[T]], T],
-    *,
-    client: Client,
-    name: str,
-    shared: Any,
-    nbytes: int,
-) -> Callable[[], T]:
-    """Start ``merge`` over ``function(value, shared)`` of every pinned value; what is returned waits for it.
-
-    The last merge of the tree, of at most FAN_IN parts, is done here: a trip to a worker takes longer. ``shared``
-    (about ``nbytes`` large) travels inside the tasks where that is little, otherwise once to each worker.
-    """
-    token = uuid.uuid4().hex[:8]
-    if nbytes * len(pinned) > SMALL_BYTES:
-        shared = client.scatter(shared, hash=False)
-    keys = [f"{name}-{token}-{number}" for number in range(len(pinned))]
-    functions, payload = [function] * len(pinned), [shared] * len(pinned)
-    level = client.map(_on_value, functions, pinned, payload, key=keys, pure=False, retries=RETRIES)
-    depth = 0
-    while len(level) > FAN_IN:
-        groups = [level[i : i + FAN_IN] for i in range(0, len(level), FAN_IN)]
-        keys = [f"merge_{name}-{token}-{depth}-{number}" for number in range(len(groups))]
-        level = client.map(_merged, [merge] * len(groups), groups, key=keys, pure=False, retries=RETRIES)
-        depth += 1
-    watch = Watch(client)
-
-    def finish() -> T:
-        parts = settle(level, watch)
-        return _unwrap(parts if isinstance(parts, Failure) else _merged(merge, parts))
-
-    return finish
-
-
-def _on_value(function: Callable[[Any, Any], T], value: Any, task: Any) -> T | Failure:
-    return value if isinstance(value, Failure) else guarded(function, value, task)
 
 
 def _leaves(

@@ -63,8 +63,8 @@ def load_pipeline(path: str | Path, settings: Sequence[str] = ()) -> Pipeline:
         document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist; give a pipeline file such as pipelines/demo.toml") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} is not a readable TOML file ({error})") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{path} is not a readable TOML file ({error}); mend it, nothing was run") from None
     _refuse_unknown(document, {"name", "vars", "cluster", "stages"}, str(path))
     variables = _table(document.get("vars", {}), "[vars]")
     steps = _steps(document.get("stages"), str(path))

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from command import QUICK, facts, och, one_object, published, refused, small_job, small_rows
+from command import QUICK, Job, facts, och, one_object, published, refused, small_job, small_rows
 
 from och_dist.cli import cli
+from och_dist.stages import search as search_stage
 from och_dist.stages.queries import open_queries
+from och_dist.store import neighbors
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import open_version
 
@@ -280,7 +282,7 @@ def test_ends_that_no_stage_foresees(
 
 @pytest.mark.parametrize("swallow", [False, True])
 def test_sigterm_is_not_taken_for_a_failed_task(monkeypatch: pytest.MonkeyPatch, swallow: bool) -> None:
-    def stopped(path: str, context: Any) -> None:
+    def stopped(path: str, **options: Any) -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
@@ -293,6 +295,38 @@ def test_sigterm_is_not_taken_for_a_failed_task(monkeypatch: pytest.MonkeyPatch,
     result = och("verify", "x", code=5)
     assert result.stderr == "och: terminated; what is done is kept: run the same command again to go on\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return small_job(tmp_path_factory.mktemp("searched"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 5), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("suffix", ["zarr", "npz", "jsonl"])
+def test_a_stopped_search_leaves_nothing_half_written(
+    searched: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int, suffix: str
+) -> None:
+    """The signal comes between two batches of a result that is being written."""
+    job, before = searched, signal.getsignal(signal.SIGINT)
+    words = ("search", job.index, job.queries, "-k", 3, "-o", tmp_path / f"found.{suffix}")
+    save = neighbors.save_neighbors
+
+    def stop_between(path: str, batches: Any, **params: Any) -> None:
+        def two() -> Any:
+            yield from batches
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+
+        save(path, two(), **params)
+
+    monkeypatch.setattr(search_stage, "save_neighbors", stop_between)
+    result = och(*words, code=code)
+    assert "; nothing half-written is left: run the same command again" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGINT) is before
+    monkeypatch.undo()
+    och(*words)
 
 
 @pytest.fixture(scope="module")

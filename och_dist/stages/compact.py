@@ -132,12 +132,16 @@ def _is_compact(index: Index, chunk_rows: int) -> bool:
 
 def _plan(index: Index, chunk_rows: int) -> Plan:
     """The job of merging an index version, known by every code that goes into it and every row that does not."""
-    merged = [[s.job.id, s.job.generation, pack_digests(s.digests)] for s in index.segments]
-    gone = [entry.to_json() for entry in index.tombstones]
-    work = sha256(canonical({"compaction": merged, "tombstones": gone}))
-    kept = index.live_rows
+    work, kept = compaction_input(index), index.live_rows
     job = Job(index.model, index.bits, 0, index.rows, chunk_rows, work, kept=kept)
     return Plan(index, job, chunk_starts(index, chunk_rows))
+
+
+def compaction_input(index: Index) -> str:
+    """What a compaction of this version would be made from: a job with another input does not belong to it."""
+    merged = [[s.job.id, s.job.generation, pack_digests(s.digests)] for s in index.segments]
+    gone = [entry.to_json() for entry in index.tombstones]
+    return sha256(canonical({"compaction": merged, "tombstones": gone}))
 
 
 def chunk_starts(index: Index, chunk_rows: int) -> np.ndarray:
@@ -240,11 +244,11 @@ def check_rows(task: CheckRows) -> np.ndarray:
 
 def _commit(objects: Objects, plan: Plan, segment: IndexSegment) -> Index:
     """Publish the next version; what was appended or deleted meanwhile is kept."""
-    merged: Sequence[Job] = [part.job for part in plan.index.segments]
+    merged: Sequence[str] = [part.job.id for part in plan.index.segments]  # a repair changes the generation alone
     for _ in range(RACES):
         current = open_version(objects.url)
-        jobs = [part.job for part in current.segments]
-        if plan.job in jobs:
+        jobs = [part.job.id for part in current.segments]
+        if plan.job.id in jobs:
             return current
         if jobs[: len(merged)] != merged:
             raise ConflictError(

@@ -1,17 +1,8 @@
-"""Delete rows of an index for good: the next version lists bitmaps that hold them too, and every later one keeps these.
-
-Bitmaps and 'och gc': a delete puts a claim for the version number that it is about to take, and only then looks for the
-mark of gc; gc puts its mark, then looks at the claims, and after them at the versions. A claim counts while its version
-does not exist. So either gc sees a claim that counts, and leaves all bitmaps alone; or the delete sees the mark, and
-commits nothing; or the claim is settled: its version exists, and is among those whose bitmaps stay. The claim of a
-killed delete is settled by whatever publishes the next version.
-"""
+"""Delete rows of an index for good: the next version lists bitmaps that hold them too, and later ones keep these."""
 
 from __future__ import annotations
 
-import contextlib
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +14,7 @@ from och_dist.stages.filters import RowSet, row_set
 from och_dist.stages.ids import corpus_of_index, find_rows
 from och_dist.store.index import Index, open_version
 from och_dist.store.objects import Objects, open_objects
-from och_dist.store.tombstones import MARK, RANGE_ROWS, Tombstones, claim_key, put_bitmap
+from och_dist.store.tombstones import RANGE_ROWS, Tombstones, put_bitmap
 from och_dist.store.versions import commit_version
 
 RACES = 50
@@ -70,19 +61,18 @@ def _delete(objects: Objects, wanted: RowSet) -> tuple[Index, Index]:
     """(version before, version after); a lost race is begun again on what won, which keeps the rows of both."""
     for _ in range(RACES):
         current = open_version(objects.url)
-        with _claimed(objects, current.version + 1):
-            changed = _union(objects, current, wanted)
-            if not changed:
-                return current, current
-            kept = [entry for entry in current.tombstones if entry.number not in changed]
-            listed = tuple(sorted((*kept, *changed.values()), key=lambda entry: entry.number))
-            following = replace(current, version=current.version + 1, tombstones=listed)
-            if commit_version(objects, following.to_json()):
-                for number, entry in changed.items():  # two gcs at once could lift the mark of each other
-                    if objects.size(entry.key) is None:
-                        put_bitmap(objects, number, _after(current, wanted, number))
-                return current, following
-    raise ConflictError(f"{objects.url} was published {RACES} times while rows were being deleted; run it again")
+        changed = _union(objects, current, wanted)
+        if not changed:
+            return current, current
+        kept = [entry for entry in current.tombstones if entry.number not in changed]
+        listed = tuple(sorted((*kept, *changed.values()), key=lambda entry: entry.number))
+        following = replace(current, version=current.version + 1, tombstones=listed)
+        if commit_version(objects, following.to_json()):
+            return current, following
+    raise ConflictError(
+        f"{objects.url} was published {RACES} times while rows were being deleted, and nothing was deleted; "
+        "run the command again"
+    )
 
 
 def _union(objects: Objects, current: Index, wanted: RowSet) -> dict[int, Tombstones]:
@@ -91,7 +81,7 @@ def _union(objects: Objects, current: Index, wanted: RowSet) -> dict[int, Tombst
     for number in _touched(wanted):
         after = _after(current, wanted, number)
         if np.count_nonzero(after) > current.deleted_in(number):
-            changed[number] = put_bitmap(objects, number, after)
+            changed[number] = put_bitmap(objects, number, after, since=current.version + 1)
     return changed
 
 
@@ -109,19 +99,3 @@ def _touched(wanted: RowSet) -> list[int]:
     between = [np.arange(low, high) for low, high in zip(first[long], last[long], strict=True)]
     numbers: list[int] = np.unique(np.concatenate([first, last, *between])).tolist()
     return numbers
-
-
-@contextlib.contextmanager
-def _claimed(objects: Objects, version: int) -> Iterator[None]:
-    """Keep 'och gc' away from bitmaps that ``version`` is going to list."""
-    claim = claim_key(version, uuid.uuid4().hex)
-    try:
-        objects.put(claim, b"{}")
-        if objects.size(MARK) is not None:
-            raise ConflictError(
-                f"'och gc' is at work in {objects.url}, or was killed there, and nothing was deleted; run "
-                f"'och gc {objects.url}' to the end, then this command again"
-            )
-        yield
-    finally:
-        objects.delete(claim)

@@ -109,9 +109,9 @@ def _jobs(corpus: Corpus, objects: Objects, current: Index | None, model: Model,
         return
     unfinished = {
         job.start: job
-        for job in list_jobs(objects)
+        for job in sorted(list_jobs(objects), key=lambda job: job.generation)  # a repair replaces what came before
         if job.model == model.address
-        and job.generation == 0
+        and job.kept is None
         and job.stop <= corpus.rows
         and job.input == corpus.digest(job.start, job.stop)
     }

@@ -5,6 +5,7 @@ All three answer the same questions with the same result; :func:`hold` picks by 
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from och_dist.graph import derive_pinned, pin_tasks, reduce_tasks, start_reduce
+from och_dist import pinned
+from och_dist.graph import reduce_tasks
 from och_dist.stages.filters import Selection
 from och_dist.stages.resident import (
     Partition,
@@ -36,7 +38,12 @@ MAX_TASKS = 512
 KEPT_SELECTIONS = 4
 """Choices of rows whose flags stay on the workers: many searches with one :class:`RowSet` build them once."""
 
-FEW_ROWS = 1 << 19
+FEW_ROWS = 1 << 22
+COPIED_BYTES = 64 << 20
+FEW_QUERIES = 64
+FEW_PARTITIONS = 32
+"""Up to so many, workers are asked at once and answer this process; more are merged on the way, by tasks."""
+
 
 Answer = Callable[[], Any]
 
@@ -151,44 +158,72 @@ class ReadEachTime:
 
 
 class PinnedOnWorkers:
-    """Codes that stay on the workers between batches. A lost worker's partitions are read again by another."""
+    """Codes that stay on the workers between batches. A lost worker's partitions are read again by another.
 
-    def __init__(self, partitions: Sequence[Partition], client: Client) -> None:
-        self.client = client
+    Each worker holds a partition and answers all queries from it; of an index so small that every worker can hold a
+    copy (``copies``), each answers a share of the queries, and few queries are all answered by one.
+    """
+
+    def __init__(self, partitions: Sequence[Partition], client: Client, *, copies: bool = False) -> None:
+        self.client, self.copies = client, copies
         self._partitions = partitions
         self._loading = threading.Lock()
         self._pinned: list[Future] | None = None
         self._selected: dict[Selection, list[Future]] = {}
-
-    def _futures(self, selection: Selection) -> list[Future]:
-        with self._loading:
-            return self._pin(selection)
+        self._turn = itertools.count()
+        self._uneven = False
 
     def _pin(self, selection: Selection) -> list[Future]:
-        if self._pinned is None:
-            self._pinned = pin_tasks(load_partition, self._partitions, client=self.client, name="hold_codes")
-        if not selection:
-            return self._pinned
-        if selection not in self._selected:
-            parts = [selection.within(part.start, part.stop) for part in self._partitions]
-            futures = derive_pinned(
-                ResidentCodes.selected, self._pinned, parts, client=self.client, name="select_codes"
-            )
-            for oldest in list(self._selected)[: 1 - KEPT_SELECTIONS]:
-                del self._selected[oldest]
-            self._selected[selection] = futures
-        return self._selected[selection]
+        """The held codes, of which ``selection`` is live."""
+        with self._loading:
+            client = self.client
+            if self._pinned is None:
+                self._pinned = pinned.pin(load_partition, self._partitions, client=client, name="hold_codes")
+            if not selection:
+                return self._pinned
+            if selection not in self._selected:
+                parts = [selection.within(part.start, part.stop) for part in self._partitions]
+                chosen = pinned.derive(ResidentCodes.selected, self._pinned, parts, client=client, name="select_codes")
+                for oldest in list(self._selected)[: 1 - KEPT_SELECTIONS]:
+                    del self._selected[oldest]
+                self._selected[selection] = chosen
+            return self._selected[selection]
 
     def start(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
-        finish = start_reduce(
-            question.answer,
-            self._futures(selection),
-            question.merge,
-            client=self.client,
-            name="search_codes",
-            shared=queries,
-            nbytes=queries.nbytes,
-        )
+        self._spread_again()
+        futures = self._pin(selection)
+        payloads, combine = [queries] * len(futures), question.merge
+        if self.copies:
+            size = max(FEW_QUERIES, -(-len(queries) // len(futures)))
+            payloads, combine = [queries[i : i + size] for i in range(0, len(queries), size)], question.join
+            turn = next(self._turn)
+            futures = [futures[(turn + i) % len(futures)] for i in range(len(payloads))]
+        if len(futures) > FEW_PARTITIONS or not all(future.done() for future in futures):
+            return self._scheduled(question, futures, payloads, combine)
+        finish = pinned.ask(question.answer, futures, payloads, client=self.client)
+
+        def answer() -> Any:
+            parts = finish()
+            if parts is not None:
+                return combine(parts)
+            self._uneven = self.copies
+            return self._scheduled(question, futures, payloads, combine)()
+
+        return answer
+
+    def _spread_again(self) -> None:
+        """After a loss one worker holds several copies; hold them anew as soon as there are enough workers."""
+        if self._uneven and len(self.client.nthreads()) >= len(self._partitions):
+            self._uneven = False
+            self.close()
+
+    def _scheduled(
+        self, question: Question, futures: list[Future], payloads: list[QueryBatch], combine: Callable[..., Any]
+    ) -> Answer:
+        finish = pinned.start(
+            question.answer, futures, payloads, combine, client=self.client, name="search_codes",
+            nbytes=sum(payload.nbytes for payload in payloads),
+        )  # fmt: skip
 
         def answer() -> Any:
             try:
@@ -216,15 +251,21 @@ class Room:
     client: Client | None
     threads: int
     memory: int
+    workers: int = 0
 
     @classmethod
     def of(cls, client: Client | None, threads: int | None) -> Room:
         if client is None:
             return cls(None, threads or usable_cores(), CACHE_BYTES)
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        slots = sum(worker.get("nthreads") or 1 for worker in workers)
-        memory = sum(worker.get("memory_limit") or CACHE_BYTES for worker in workers)
-        return cls(client, max(1, min(slots, MAX_TASKS)), int(PINNED_SHARE * memory))
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        slots = sum(worker.get("nthreads") or 1 for worker in workers.values())
+        memory = sum(worker.get("memory_limit") or CACHE_BYTES for worker in workers.values())
+        return cls(client, max(1, min(slots, MAX_TASKS)), int(PINNED_SHARE * memory), len(workers))
+
+    def copies_fit(self, size: int) -> bool:
+        """Whether every worker may hold a copy of ``size`` bytes; one with many threads would use one of them."""
+        few = 1 < self.workers == self.threads <= FEW_PARTITIONS
+        return few and size <= COPIED_BYTES and size * self.workers <= self.memory
 
     def hold(self, partitions: Sequence[Partition]) -> HeldHere | PinnedOnWorkers:
         """Keep partitions in memory."""
@@ -234,6 +275,9 @@ class Room:
 def hold_flat(index: Index, room: Room, *, resident: bool | None) -> Holder:
     """Hold the codes of an index in memory, unless ``resident`` is False or, by default, they would take too much."""
     fits = laid_out_bytes(index) <= room.memory if resident is None else resident
+    if fits and room.client is not None and room.copies_fit(laid_out_bytes(index)):
+        whole = partitions_of(index, 1)
+        return PinnedOnWorkers(whole * room.workers, room.client, copies=True)
     if fits:
         return room.hold(partitions_of(index, 1 if room.client is None else room.threads))
     return ReadEachTime(index, room.client, room.threads if room.client is None else 1)

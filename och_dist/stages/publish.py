@@ -81,7 +81,10 @@ def read_record(objects: Objects, job: Job, chunk: int) -> dict[str, Any]:
 def chunk_and_remedy(objects: Objects, job: Job, chunk: int) -> tuple[str, str]:
     """How to call a chunk, and what to do about it."""
     again = "encode again" if job.kept is None else "compact again"
-    remedy = f"nothing was published; remove the job with 'och gc {objects.url} --job {job.id}' and {again}"
+    again = f"remove the job with 'och gc {objects.url} --job {job.id}' and {again}"
+    if job.generation:
+        again = f"run 'och verify {objects.url} --repair' again, which begins the next generation of it"
+    remedy = f"nothing was published; {again}"
     return f"chunk {chunk} of job {job.id} in {objects.url}", remedy
 
 
@@ -89,7 +92,7 @@ def publish(index: str, job_id: str, *, corpus: str, context: Context | None = N
     """Publish a finished job by its id; publishing it again changes nothing."""
     watch, context = Stopwatch("publish"), context or Context()
     objects = open_objects(index)
-    jobs = {job.id: job for job in list_jobs(objects)}
+    jobs = {job.id: job for job in sorted(list_jobs(objects), key=lambda job: -job.generation)}  # not that of a repair
     if job_id not in jobs:
         known = ", ".join(sorted(jobs)) or "none"
         raise UsageError(f"{index} has no job {job_id!r}; jobs there: {known}")
@@ -179,8 +182,11 @@ def _publish(objects: Objects, jobs: Sequence[Job], corpus: Corpus, context: Con
 def checked_segment(objects: Objects, job: Job, context: Context) -> IndexSegment:
     missing = set(range(job.spec.n_chunks)) - done_chunks(objects, job)
     if missing:
+        again = f"'och verify {objects.url} --repair'" if job.generation else "'och encode'"
+        again = f"'och compact {objects.url}'" if job.kept is not None and not job.generation else again
         raise IncompleteError(
-            f"job {job.id} has {len(missing)} of {job.spec.n_chunks} chunks still to encode; run 'och encode' again"
+            f"job {job.id} has {len(missing)} of {job.spec.n_chunks} chunks still to encode; nothing was published, "
+            f"and what is done is kept: run {again} again"
         )
     crcs, ones = _check_all(objects, job, context)
     _fold(objects, job, ones)
@@ -192,10 +198,11 @@ def _not_held(index: Index | None, jobs: Sequence[Job]) -> list[Job]:
 
 
 def _holds(index: Index, job: Job) -> bool:
-    """Whether an index lists a job, or a compaction that it went into."""
+    """Whether an index lists a job, in whatever generation, or a compaction that it went into."""
     work = (job.start, job.stop, job.input)
     return any(
-        segment.job == job or (segment.job.model == job.model and work in segment.sources) for segment in index.segments
+        segment.job.id == job.id or (segment.job.model == job.model and work in segment.sources)
+        for segment in index.segments
     )
 
 
@@ -209,10 +216,14 @@ def _check_all(objects: Objects, job: Job, context: Context) -> tuple[np.ndarray
     return np.concatenate([crcs for crcs, _ in parts]), np.concatenate([ones for _, ones in parts])
 
 
+def ones_spec(job: Job) -> ArraySpec:
+    """Layout of the folded records of a job, which are one chunk."""
+    return ArraySpec(job.spec.n_chunks, job.bits, "<i8", job.spec.n_chunks)
+
+
 def _fold(objects: Objects, job: Job, ones: np.ndarray) -> None:
     """Set bits per chunk and bit, from the records, as one small array (chunks, bits)."""
-    spec = ArraySpec(len(ones), job.bits, "<i8", len(ones))
-    create_array(objects, f"{job.folder}/ones", spec)
+    create_array(objects, f"{job.folder}/ones", ones_spec(job))
     write_chunk(objects, f"{job.folder}/ones", 0, ones)
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from och_dist.errors import BadInputError, IntegrityError, UsageError
 from och_dist.stages.common import Report, Stopwatch
+from och_dist.stages.compact import compaction_input
 from och_dist.stages.publish import CLAIMS, COLLECTED
 from och_dist.store.corpus import Corpus, open_corpus
 from och_dist.store.index import MODELS, find_index, model_objects, open_version
 from och_dist.store.jobs import done_chunks, list_jobs
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, open_objects
-from och_dist.store.tombstones import FOLDER, MARK, bitmap_keys, claimed_versions, listed_keys
+from och_dist.store.tombstones import listed_keys, stored_bitmaps
 from och_dist.store.versions import read_latest, read_version, version_key, version_numbers
 
 LITTER_SECONDS = 24 * 3600
@@ -134,6 +135,8 @@ def status(index: str) -> Report:
 def gc(path: str, *, keep: int = 3, jobs: Sequence[str] = (), dry_run: bool = False) -> Report:
     """Remove versions but the last ``keep`` of an index, what only they use, and the named unpublished jobs.
 
+    A compaction that was killed goes too when no version is left that it could be resumed for.
+
     A segment is marked before it goes. Claims of publishers and the versions are looked at after the mark, and a
     publisher looks for the mark after its claim: so a job that is being published stays, or is not published. The
     claim of a publisher that was killed does not protect a job that is named.
@@ -152,6 +155,7 @@ def gc(path: str, *, keep: int = 3, jobs: Sequence[str] = (), dry_run: bool = Fa
     body = read_latest(objects)
     is_index = body is None or body.get("kind") == "index"
     doomed = {folder for number in old for folder in _folders(objects, number)} if is_index else set()
+    doomed |= _stranded(objects, old) if is_index else set()
     doomed = (doomed | named | marked) - used  # marked: an earlier run was killed while it removed them
     removed = 0
     if not dry_run:
@@ -175,6 +179,18 @@ def gc(path: str, *, keep: int = 3, jobs: Sequence[str] = (), dry_run: bool = Fa
     )
 
 
+def _stranded(objects: Objects, old: Sequence[int]) -> set[str]:
+    """Compactions that were killed, and merge what no version that stays consists of: nothing can go on with them."""
+    jobs = [job for job in list_jobs(objects) if job.kept is not None and not job.generation]
+    if not jobs:
+        return set()
+    stays = [number for number in version_numbers(objects) if number not in old]  # after the jobs that work on them
+    versions = [open_version(objects.url, number) for number in stays]
+    published = {segment.job.folder for version in versions for segment in version.segments}
+    inputs = {compaction_input(version) for version in versions}
+    return {job.folder for job in jobs if job.folder not in published and job.input not in inputs}
+
+
 def _folders(objects: Objects, number: int) -> set[str]:
     """Segment folders that a version uses."""
     body = read_version(objects, number)
@@ -187,7 +203,7 @@ def _folders(objects: Objects, number: int) -> set[str]:
 
 
 def _named(objects: Objects, jobs: Sequence[str], used: set[str]) -> set[str]:
-    """Folders of the named jobs, none of which a version that stays may use."""
+    """Folders of the named jobs that no version that stays uses; a job without such a folder is refused."""
     present = objects.folders("segments")
     found: set[str] = set()
     for job in jobs:
@@ -195,12 +211,12 @@ def _named(objects: Objects, jobs: Sequence[str], used: set[str]) -> set[str]:
         if not folders:
             names = ", ".join(sorted({name.partition(".")[0] for name in present})) or "none"
             raise UsageError(f"{objects.url} has no job {job!r}; jobs there: {names}")
-        found |= folders
-    if found & used:
-        raise UsageError(
-            f"{', '.join(sorted(found & used))} is published in a version that is kept, and stays; "
-            "leave out its --job, or keep fewer versions"
-        )
+        if not folders - used:
+            raise UsageError(
+                f"{', '.join(sorted(folders))} is published in a version that is kept, and stays; "
+                "leave out its --job, or keep fewer versions"
+            )
+        found |= folders - used  # a repair that was not published leaves a generation beside the published one
     return found
 
 
@@ -256,21 +272,14 @@ def _collect_leftovers(objects: Objects) -> int:
 
 
 def _collect_bitmaps(objects: Objects) -> int:
-    """Remove bitmaps of deleted rows that no version lists; stages/delete.py says why a delete at work loses none."""
-    if not any(True for _ in objects.list(FOLDER)):
-        return 0
-    objects.put(MARK, b"{}")
-    claims = claimed_versions(objects)
-    numbers = version_numbers(objects)  # after the claims: a delete that has taken its claim back has committed
+    """Remove bitmaps of deleted rows that no version lists, nor any will, because theirs was published without them."""
+    made_for = stored_bitmaps(objects)  # before the versions: what these list and was not there yet is not at stake
+    numbers = version_numbers(objects)
     newest = numbers[-1] if numbers else 0
-    removed = 0
-    if all(version <= newest for version in claims.values()):
-        listed = {key for number in numbers for key in listed_keys(read_version(objects, number))}
-        unlisted = sorted(bitmap_keys(objects) - listed)
-        objects.delete_all([*unlisted, *claims])
-        removed = len(unlisted)
-    objects.delete(MARK)
-    return removed
+    listed = {key for number in numbers for key in listed_keys(read_version(objects, number))}
+    doomed = sorted(key for key, version in made_for.items() if version <= newest and key not in listed)
+    objects.delete_all(doomed)
+    return len(doomed)
 
 
 def _used_models(objects: Objects) -> set[str]:

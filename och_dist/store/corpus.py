@@ -23,6 +23,7 @@ from och_dist.store.versions import read_document, read_latest, read_version
 FORMATS = (1, 2)  # 2: with ids, which a writer of 1 would drop
 DTYPES = ("<f2", "<f4", "<f8", "|u1", "|i1")
 MAX_PARTITIONS = 4096
+MAX_ADOPTED_CHUNKS = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -303,7 +304,7 @@ def _from_json(url: str, body: dict[str, Any]) -> Corpus:
             int(body["version"]),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{where} is incomplete ({error})") from None
+        raise IntegrityError(f"{where} is incomplete ({error}); restore it from a copy") from None
     starts = [0, *(segment.stop for segment in segments)]
     adjoining = [s.start for s in segments] == starts[:-1] and len({s.id for s in segments}) == len(segments)
     if dtype not in DTYPES or dim < 1 or not segments or not adjoining or starts[-1] != rows:
@@ -326,7 +327,13 @@ def _adopt(objects: Objects) -> Corpus:
     if not rows or not dim:
         raise BadInputError(f"{objects.url} is a Zarr array of shape {array.shape}: a corpus needs at least one row")
     chunk_rows = min((getattr(array, "shards", None) or array.chunks)[0], rows)
-    segment = Segment("array", 0, rows, chunk_rows, _tag_digests(objects, -(-rows // chunk_rows)))
+    n_chunks = -(-rows // chunk_rows)
+    if n_chunks > MAX_ADOPTED_CHUNKS:  # before anything of that length is allocated
+        raise BadInputError(
+            f"{objects.url} is a Zarr array that states {n_chunks} chunks of rows, of which {MAX_ADOPTED_CHUNKS} are "
+            "read at most; store it again in larger chunks"
+        )
+    segment = Segment("array", 0, rows, chunk_rows, _tag_digests(objects, n_chunks))
     return Corpus(objects.url, 0, dim, dtype, (segment,))
 
 

@@ -83,21 +83,27 @@ class IndexSegment:
     def from_json(cls, entry: dict[str, Any], where: str) -> IndexSegment:
         job = Job.from_json(entry, where)
         if entry.get("job") != job.id:
-            raise IntegrityError(f"{where} lists job {entry.get('job')!r}, but its content makes {job.id}")
+            raise IntegrityError(
+                f"{where} lists job {entry.get('job')!r}, but its content makes {job.id}; restore it from a copy"
+            )
         digests = unpack_digests(entry.get("digests", ""), job.spec.n_chunks, where)
         if job.kept is None:
             return cls(job, digests)
         sources = tuple((int(start), int(stop), str(source)) for start, stop, source in entry["sources"])
         ends = [job.start, *(stop for _, stop, _ in sources)]
         if [start for start, _, _ in sources] != ends[:-1] or ends[-1] != job.stop or ends != sorted(set(ends)):
-            raise IntegrityError(f"{where} lists a compacted segment whose sources do not adjoin")
+            raise IntegrityError(
+                f"{where} lists a compacted segment whose sources do not adjoin; restore it from a copy"
+            )
         if job.whole:
             return cls(job, digests, sources)
         starts = unpack_numbers(entry["starts"], "<i8", job.spec.n_chunks, where)
         counts = np.diff(np.append(np.arange(0, job.stored_rows, job.chunk_rows), job.stored_rows))
         room = np.diff(np.append(starts, job.stop))
         if len(starts) and (starts[0] != job.start or np.any(room < counts)):
-            raise IntegrityError(f"{where} lists a compacted segment whose chunks do not adjoin")
+            raise IntegrityError(
+                f"{where} lists a compacted segment whose chunks do not adjoin; restore it from a copy"
+            )
         return cls(job, digests, sources, starts, unpack_digests(entry["row_digests"], job.spec.n_chunks, where))
 
 
@@ -193,7 +199,10 @@ class Index:
         with self._not_collected():
             rows = read_rows(_array(self.url, f"{job.folder}/rows", job.rows_spec), low, high)[:, 0]
         if rows[0] < chunk.start or rows[-1] >= chunk.stop or np.any(rows[1:] <= rows[:-1]):
-            raise IntegrityError(f"the row numbers of chunk {chunk.chunk} of {self.url}/{job.folder} are damaged")
+            raise IntegrityError(
+                f"the row numbers of chunk {chunk.chunk} of {self.url}/{job.folder} are damaged; "
+                "'och verify --repair' mends them"
+            )
         return rows
 
     def live(self, chunk: CodeChunk) -> np.ndarray | None:
@@ -311,7 +320,7 @@ def index_from_json(url: str, body: dict[str, Any]) -> Index:
         index = Index(url, *about, segments, gone)
         rows = int(body["rows"])
     except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{where} is incomplete ({error})") from None
+        raise IntegrityError(f"{where} is incomplete ({error}); restore it from a copy") from None
     starts = [0, *(segment.stop for segment in segments)]
     if [segment.start for segment in segments] != starts[:-1] or starts[-1] != rows or not segments:
         raise IntegrityError(f"{where} does not add up: {rows} rows in segments ending at {starts}")

@@ -82,7 +82,7 @@ class Job:
             if not 0 <= job.stored_rows <= job.stop - job.start:
                 raise ValueError(f"{job}")
         except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"{where} does not describe a job ({error})") from None
+            raise IntegrityError(f"{where} does not describe a job ({error}); run 'och verify'") from None
         return job
 
 

@@ -108,7 +108,7 @@ def load_model(objects: Objects, address: str) -> Model:
         body = json.loads(document)
         method, params, listed = str(body["method"]), dict(body["params"]), dict(body["arrays"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise IntegrityError(f"{where} is not readable ({error})") from None
+        raise IntegrityError(f"{where} is not readable ({error}); restore it from a copy") from None
     if body.get("format") != FORMAT:
         raise BadInputError(f"{where} has format {body.get('format')!r}; this version reads format {FORMAT}")
     arrays = {name: _load_array(objects, address, name, entry) for name, entry in listed.items()}
@@ -125,7 +125,7 @@ def _load_array(objects: Objects, address: str, name: str, entry: dict[str, Any]
         dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
         expected = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=object)) if dtype in MODEL_DTYPES else -1
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise IntegrityError(f"{where} is not described ({error})") from None
+        raise IntegrityError(f"{where} is not described ({error}); restore the model from a copy") from None
     key = f"{address}/{name}.npy"
     size = objects.size(key)
     if not 0 <= expected <= MAX_ARRAY_BYTES or size is None or not expected <= size <= expected + 4096:

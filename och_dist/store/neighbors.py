@@ -237,4 +237,4 @@ def open_neighbors(path: str) -> StoredNeighbors:
     try:
         return StoredNeighbors(str(Path(path).absolute()), int(about["queries"]), int(about["width"]), about)
     except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{path}/{ABOUT} is incomplete ({error})") from None
+        raise IntegrityError(f"{path}/{ABOUT} is incomplete ({error}); make the result again") from None

@@ -73,7 +73,7 @@ class Segment:
                 id_digests=None if ids is None else unpack_digests(ids["digests"], n_chunks, where),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"{where} lists an impossible segment ({error})") from None
+            raise IntegrityError(f"{where} lists an impossible segment ({error}); restore it from a copy") from None
 
 
 def vectors_prefix(segment_id: str) -> str:

@@ -9,7 +9,7 @@ tables without a record, or with that of other codes, do not count.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,7 +221,9 @@ def _stored(index: Index, prefix: str, spec: ArraySpec, digests: list[int]) -> I
     for number, digest in enumerate(digests):
         found = stored_chunk(index.objects, prefix, number)
         if found is None or found.crc != digest:
-            raise IntegrityError(f"chunk {number} of {index.url}/{prefix} is not the one of its record")
+            raise IntegrityError(
+                f"chunk {number} of {index.url}/{prefix} is not the one of its record; run 'och verify'"
+            )
         yield read_rows(array, number, number + 1)[0]
 
 
@@ -232,12 +234,12 @@ def _damaged(index: Index, part: TablePartition, what: str) -> IntegrityError:
     )
 
 
-def table_arrays(index: Index) -> Iterator[tuple[str, ArraySpec, np.ndarray]]:
-    """(folder, layout, checksums) of every stored array of tables of an index version: for 'och verify'."""
-    for segment in range(len(index.segments)):
-        folder = f"{index.segments[segment].job.folder}/{FOLDER}"
+def table_arrays(index: Index, segment: int | None = None) -> Iterator[tuple[str, ArraySpec, np.ndarray]]:
+    """(folder, layout, checksums) of every stored array of tables of an index version, or of one of its segments."""
+    for number in range(len(index.segments)) if segment is None else (segment,):
+        folder = f"{index.segments[number].job.folder}/{FOLDER}"
         for layout in filter(None, map(TableLayout.from_name, index.objects.folders(folder))):
-            for part in cut_segment(index, segment, layout.partition_rows, layout):
+            for part in cut_segment(index, number, layout.partition_rows, layout):
                 digests = read_record(index, part)
                 if digests is not None:
                     rows_spec, offsets_spec = part.specs(index)
@@ -245,11 +247,11 @@ def table_arrays(index: Index) -> Iterator[tuple[str, ArraySpec, np.ndarray]]:
                     yield f"{part.prefix(index)}/offsets", offsets_spec, np.array(digests["offset_digests"], "<u4")
 
 
-def remove_tables(objects: Objects) -> int:
-    """Delete the tables of all segments, records first; returns the number of objects."""
+def remove_tables(objects: Objects, folders: Sequence[str] | None = None) -> int:
+    """Delete the tables of all segments, or of those in ``folders``, records first; returns the number of objects."""
     removed = 0
-    for name in objects.folders("segments"):
-        keys = [key for key, _, _ in objects.list(f"segments/{name}/{FOLDER}")]
+    for folder in [f"segments/{name}" for name in objects.folders("segments")] if folders is None else folders:
+        keys = [key for key, _, _ in objects.list(f"{folder}/{FOLDER}")]
         records = [key for key in keys if key.count("/") == 4 and key.endswith(".json")]
         objects.delete_all(records)
         objects.delete_all([key for key in keys if key not in set(records)])

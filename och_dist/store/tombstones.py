@@ -1,7 +1,11 @@
-"""Rows deleted for good: one bitmap for every range of 2^20 rows that has lost any, written once, named by its content.
+"""Rows deleted for good: one bitmap for every range of 2^20 rows that has lost any, written once.
 
 Bitmaps go by row number, not by segment: segments change when an index is compacted or encoded with another model, row
 numbers never do. A manifest lists the bitmaps that are in force, so a version keeps seeing what it was published with.
+
+The name of a bitmap holds the version that it was made for. That version lists it or no version ever does, for later
+ones only carry on what it lists. So once it exists, whoever published it, an unlisted bitmap of that name is litter;
+before that, a delete may be about to list it.
 """
 
 from __future__ import annotations
@@ -22,33 +26,34 @@ FOLDER = "tombstones"
 RANGE_ROWS = 1 << 20
 BITMAP_BYTES = RANGE_ROWS // 8
 CACHED_BITMAPS = 64
-MARK = f"{FOLDER}/collected.json"
-CLAIMS = f"{FOLDER}/deleting"
+NAME = re.compile(rf"{FOLDER}/\d{{8}}\.(?:(\d{{8,}})\.)?[0-9a-f]{{16}}")
 
 
 @dataclass(frozen=True)
 class Tombstones:
-    """The deleted rows of range ``number``, that is of rows [number * 2^20, (number + 1) * 2^20): how many, and the
-    sha256 of their bitmap."""
+    """The deleted rows of range ``number``, that is of rows [number * 2^20, (number + 1) * 2^20): how many, the sha256
+    of their bitmap, and the version ``since`` which these are deleted."""
 
     number: int
     digest: str
     deleted: int
+    since: int = 0
 
     @property
     def key(self) -> str:
-        return f"{FOLDER}/{self.number:08d}.{self.digest[:16]}"
+        version = f"{self.since:08d}." if self.since else ""  # the first bitmaps had none in their names
+        return f"{FOLDER}/{self.number:08d}.{version}{self.digest[:16]}"
 
     @property
     def start(self) -> int:
         return self.number * RANGE_ROWS
 
     def to_json(self) -> dict[str, Any]:
-        return {"range": self.number, "digest": self.digest, "deleted": self.deleted}
+        return {"range": self.number, "digest": self.digest, "deleted": self.deleted, "since": self.since}
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> Tombstones:
-        return cls(int(entry["range"]), str(entry["digest"]), int(entry["deleted"]))
+        return cls(int(entry["range"]), str(entry["digest"]), int(entry["deleted"]), int(entry.get("since", 0)))
 
 
 def check_tombstones(listed: Sequence[Tombstones], rows: int, where: str) -> None:
@@ -58,7 +63,7 @@ def check_tombstones(listed: Sequence[Tombstones], rows: int, where: str) -> Non
         re.fullmatch("[0-9a-f]{64}", entry.digest) and 0 < entry.deleted <= min(RANGE_ROWS, rows - entry.start)
         for entry in listed
     )
-    if not sound or (numbers and numbers[0] < 0):
+    if not sound or any(entry.number < 0 or entry.since < 0 for entry in listed):
         raise IntegrityError(f"{where} lists impossible tombstones; restore the manifest from a copy")
 
 
@@ -72,7 +77,9 @@ def read_bitmap(objects: Objects, entry: Tombstones) -> np.ndarray:
         raise IntegrityError(f"{where}, a bitmap of deleted rows, is damaged; restore it from a copy")
     bits = np.frombuffer(data, np.uint8)
     if int(np.bitwise_count(bits).sum()) != entry.deleted:
-        raise IntegrityError(f"{where} does not hold the {entry.deleted} rows that its manifest states")
+        raise IntegrityError(
+            f"{where} does not hold the {entry.deleted} rows that its manifest states; restore it from a copy"
+        )
     return bits
 
 
@@ -105,32 +112,18 @@ def _unpacked(bits: np.ndarray, low: int, high: int) -> np.ndarray:
     return whole[low % 8 : low % 8 + high - low].view(bool)
 
 
-def put_bitmap(objects: Objects, number: int, mask: np.ndarray) -> Tombstones:
-    """Store which rows of a range are deleted, bool (2^20,); the same rows make the same object."""
+def put_bitmap(objects: Objects, number: int, mask: np.ndarray, *, since: int) -> Tombstones:
+    """Store which rows of a range, bool (2^20,), are deleted from version ``since`` on; again makes the same object."""
     data = np.packbits(mask, bitorder="little").tobytes()
-    entry = Tombstones(number, sha256(data), int(np.count_nonzero(mask)))
+    entry = Tombstones(number, sha256(data), int(np.count_nonzero(mask)), since)
     objects.put(entry.key, data)
     return entry
 
 
-def claim_key(version: int, name: str) -> str:
-    """Where a delete announces the version that it is about to publish."""
-    return f"{CLAIMS}/{version:08d}.{name}.json"
-
-
-def claimed_versions(objects: Objects) -> dict[str, int]:
-    """Key -> version of every claim, of deletes at work and of killed ones."""
-    claims = {}
-    for key, _, _ in objects.list(CLAIMS):
-        stem = key.rpartition("/")[2].partition(".")[0]
-        if stem.isascii() and stem.isdigit():
-            claims[key] = int(stem)
-    return claims
-
-
-def bitmap_keys(objects: Objects) -> set[str]:
-    """Keys of all bitmaps that are there."""
-    return {key for key, _, _ in objects.list(FOLDER) if key != MARK and not key.startswith(f"{CLAIMS}/")}
+def stored_bitmaps(objects: Objects) -> dict[str, int]:
+    """Key -> version that it was made for, of all bitmaps that are there."""
+    names = (NAME.fullmatch(key) for key, _, _ in objects.list(FOLDER))
+    return {name[0]: int(name[1] or 0) for name in names if name}
 
 
 def listed_keys(body: dict[str, Any]) -> set[str]:

@@ -56,9 +56,9 @@ def unpack_numbers(text: str, dtype: str, count: int, where: str) -> np.ndarray:
     try:
         numbers = np.frombuffer(base64.b64decode(text, validate=True), dtype=dtype)
     except (ValueError, TypeError) as error:
-        raise IntegrityError(f"{where} holds unreadable chunk digests ({error})") from None
+        raise IntegrityError(f"{where} holds unreadable chunk digests ({error}); restore it from a copy") from None
     if len(numbers) != count:
-        raise IntegrityError(f"{where} holds {len(numbers)} chunk digests, expected {count}")
+        raise IntegrityError(f"{where} holds {len(numbers)} chunk digests, expected {count}; restore it from a copy")
     return numbers
 
 
@@ -118,9 +118,15 @@ def read_latest(objects: Objects) -> dict[str, Any] | None:
 
 
 def commit_version(objects: Objects, body: dict[str, Any]) -> bool:
-    """Publish ``body`` as its version number; False when another writer took that number."""
+    """Publish ``body`` as its version number; False when another writer took that number.
+
+    A number that was taken and collected since is not taken again: what is published there would never be seen.
+    """
+    number, present = body["version"], version_numbers(objects)
+    if number not in present and number < max(present, default=0):
+        return False
     try:
-        objects.put(version_key(body["version"]), seal(body))
+        objects.put(version_key(number), seal(body))
     except ConflictError:
         return False
     return True

@@ -22,6 +22,7 @@ from cluster_tasks import Attempt
 from och_dist import errors, graph, outcome
 from och_dist.cluster import ClusterOptions, connect
 from och_dist.graph import map_tasks, reduce_tasks, scan_tasks
+from och_dist.stop import Listener
 
 COUNTS = (1, 7, 8, 9, 64, 65)
 ERRORS = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.OchError)]
@@ -243,7 +244,7 @@ def raise_with_a_block(task: int, shared: Any = None) -> int:
 def test_kept_errors_do_not_keep_the_data_of_their_tasks() -> None:
     Block.alive = 0
     most = 0
-    for _, found in graph._map_here(raise_with_a_block, range(5)):
+    for _, found in graph._map_here(raise_with_a_block, range(5), Listener(None)):
         most = max(most, Block.alive)
         assert isinstance(found, outcome.Failure)
         assert "raise_with_a_block" in str(found.error.__traceback__.tb_next.tb_frame.f_code)  # type: ignore[union-attr]

@@ -146,7 +146,7 @@ def test_a_scheduler_without_workers(processes: Processes, tmp_path: Path, monke
     monkeypatch.setattr(cluster, "WORKERS_SECONDS", 1)
     started = start_separate(processes, tmp_path, workers=0, nanny=False)
     with (
-        pytest.raises(ClusterError, match="fewer than 1 workers after 1 s; start workers"),
+        pytest.raises(ClusterError, match="fewer than 1 workers after 1 s; nothing was begun: start workers"),
         connect(ClusterOptions(scheduler=started.address)),
     ):
         pytest.fail("connected")

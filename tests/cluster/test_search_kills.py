@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from och_dist.cluster import ClusterOptions, connect
 from och_dist.kernels.packing import unpack_bits
+from och_dist.stages import holders
 from och_dist.stages.encode import encode
 from och_dist.stages.filters import row_set
 from och_dist.stages.ingest import ingest
@@ -21,7 +23,11 @@ from och_dist.stages.train import train
 ROWS, BITS, CLIENTS, KILLS = 20_000, 32, 4, 2
 
 
-def test_no_answer_is_wrong_while_workers_are_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copied_bytes", [0, 1 << 20])
+def test_no_answer_is_wrong_while_workers_are_killed(
+    copied_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holders, "COPIED_BYTES", copied_bytes)
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(ROWS, 8)).astype(np.float32)
     np.save(tmp_path / "vectors.npy", vectors)

@@ -10,6 +10,7 @@ import pytest
 
 from och_dist.stages import compact as compact_stage
 from och_dist.stages import delete as delete_stage
+from och_dist.stages import repair as repair_stage
 from och_dist.store import tombstones
 from och_dist.store.index import Index, open_version
 
@@ -18,7 +19,7 @@ from och_dist.store.index import Index, open_version
 def small_ranges(rows: int = 64) -> Iterator[None]:
     """Bitmaps of so few rows that a small index has several."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (tombstones, delete_stage, compact_stage):
+        for module in (tombstones, delete_stage, compact_stage, repair_stage):
             patch.setattr(module, "RANGE_ROWS", rows)
         patch.setattr(tombstones, "BITMAP_BYTES", rows // 8)
         tombstones.remembered_bitmap.cache_clear()

@@ -263,6 +263,22 @@ def test_a_crash_at_any_operation_ends_clean(rows: str, stored: bool, made: Path
         assert tree(index) == tree(reference), f"crash at operation {at} of {operations.count}"
 
 
+def test_a_killed_compaction_that_nothing_can_go_on_with(index: str) -> None:
+    """Rows were deleted since, so the next compaction is another job; gc takes the first one with its version."""
+    with crash_at(8), pytest.raises(Crash):
+        compact(index, chunk_rows=60)
+    [killed] = [job for job in status(index).facts["jobs"] if job["kind"] == "compact"]
+    assert killed["state"] == "unfinished"
+    gc(index)
+    assert killed in status(index).facts["jobs"], "it can still be resumed"
+    delete(index, rows="5")
+    gc(index, keep=2)
+    assert killed in status(index).facts["jobs"], "the version that it merges is still there"
+    assert gc(index, keep=1).facts["segments_removed"] == [f"segments/{killed['job']}.0"]
+    assert compact(index, chunk_rows=60).facts["job"] != killed["job"]
+    verify(index)
+
+
 def test_a_resumed_compaction_writes_only_what_is_missing(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     delete(index, rows="5")
     merge, merged = stage.compact_chunk, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -28,8 +29,7 @@ from och_dist.stages.upkeep import gc, inspect, status
 from och_dist.stages.verify import verify
 from och_dist.store.index import open_version
 from och_dist.store.model import split_model_path
-from och_dist.store.objects import LocalObjects
-from och_dist.store.tombstones import MARK, remembered_bitmap
+from och_dist.store.tombstones import remembered_bitmap
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_deletes_add_up(deletes: list[set[int]], start: int, length: int, made: 
 def test_one_bitmap_of_a_million_rows(index: str) -> None:
     delete(index, rows="7,10-20")
     (entry,) = open_version(index).tombstones
-    assert (entry.number, entry.deleted, bitmaps(index)) == (0, 12, [f"00000000.{entry.digest[:16]}"])
+    assert (entry.number, entry.deleted, bitmaps(index)) == (0, 12, [f"00000000.00000003.{entry.digest[:16]}"])
     bits = np.unpackbits(np.fromfile(Path(index, entry.key), np.uint8), bitorder="little")
     assert len(bits) == 1 << 20
     assert np.flatnonzero(bits).tolist() == [7, *range(10, 21)]
@@ -206,7 +206,7 @@ def test_a_crash_at_any_operation_ends_clean(stored: bool, made: Path, tmp_path:
         begun = shutil.copytree(reference, tmp_path / "begun")
         with crash_at() as operations:
             delete(str(reference), rows="2,70-140")
-        assert operations.count == 6  # a claim, three bitmaps, the version, the claim goes
+        assert operations.count == 4  # three bitmaps, the version
         for at in range(1, operations.count + 1):
             index = str(shutil.copytree(begun, tmp_path / str(at)))
             with crash_at(at, stored=stored), pytest.raises(Crash):
@@ -215,7 +215,7 @@ def test_a_crash_at_any_operation_ends_clean(stored: bool, made: Path, tmp_path:
             assert seen in (without(codes, {1}), without(codes, {1, 2, *range(70, 141)}))
             verify(index)
             delete(index, rows="2,70-140")
-            gc(index, keep=9)  # the claim of the killed one
+            gc(index, keep=9)
             assert tree(index) == tree(reference), f"crash at operation {at} of {operations.count}"
 
 
@@ -273,7 +273,7 @@ def test_gc_takes_the_bitmaps_of_collected_versions_only(index: str) -> None:
 
 
 def test_gc_between_the_bitmap_and_the_version(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bitmap lies there and no version lists it yet: the claim keeps it."""
+    """The bitmap lies there and no version lists it yet, for its version is not there."""
     commit = stage.commit_version
 
     def collect_first(objects: Any, body: Any) -> bool:
@@ -284,41 +284,65 @@ def test_gc_between_the_bitmap_and_the_version(index: str, monkeypatch: pytest.M
     codes = all_codes(index)
     delete(index, rows="8")
     assert live_codes(index) == without(codes, {8})
-    assert not Path(index, MARK).exists()
     verify(index)
 
 
-def test_a_delete_while_gc_is_at_work(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gc has looked at the claims when a delete begins, which would list a bitmap that is about to go."""
-    delete(index, rows="8")
-    Path(index, "versions/00000003.json").unlink()  # as if that delete had been killed before its commit
-    claims, outcomes = upkeep.claimed_versions, []
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("moment", ["stored_bitmaps", "version_numbers", "listed_keys"])
+def test_a_delete_beside_two_collectors(index: str, monkeypatch: pytest.MonkeyPatch, moment: str, killed: bool) -> None:
+    """While one gc looks around, another one runs to its end, and a delete that was tried before commits."""
+    codes = all_codes(index)
+    delete(index, rows="1")
+    with crash_at(2), pytest.raises(Crash):  # the bitmap is there, the version is not
+        delete(index, rows="8")
+    look, times = getattr(upkeep, moment), []
 
-    def delete_next(objects: Any) -> Any:
-        found = claims(objects)
-        with pytest.raises(ConflictError, match=r"'och gc' is at work .*nothing was deleted; run 'och gc"):
-            delete(index, rows="8")
-        outcomes.append(found)
+    def others_meanwhile(*args: Any) -> Any:
+        found = look(*args)
+        times.append(len(times))
+        if len(times) == (3 if moment == "version_numbers" else 1):  # the third is the one that bitmaps are judged by
+            gc(index)
+            with crash_at(2 if killed else 0, stored=True), contextlib.suppress(Crash):
+                delete(index, rows="8")
         return found
 
-    monkeypatch.setattr(upkeep, "claimed_versions", delete_next)
+    monkeypatch.setattr(upkeep, moment, others_meanwhile)
     gc(index)
-    assert outcomes == [{}]
-    assert bitmaps(index) == []
     monkeypatch.undo()
-    delete(index, rows="8")
+    assert len(times) > 1 or moment == "stored_bitmaps"
+    remembered_bitmap.cache_clear()
+    assert live_codes(index) == without(codes, {1, 8})
     verify(index)
+    gc(index, keep=1)
+    assert len(bitmaps(index)) == 1
 
 
-def test_the_claim_of_a_killed_delete_ends_with_the_next_version(index: str) -> None:
-    with crash_at(3), pytest.raises(Crash):  # claim and bitmap are there
+def test_the_bitmap_of_a_killed_delete_goes_after_the_next_version(index: str) -> None:
+    with crash_at(2), pytest.raises(Crash):  # the bitmap is there
         delete(index, rows="8")
     gc(index)
     assert len(bitmaps(index)) == 1
     delete(index, rows="9")
     gc(index)
     assert bitmaps(index) == [open_version(index).tombstones[0].key.partition("/")[2]]
-    assert not Path(index, "tombstones", "deleting").exists()
+
+
+def test_a_delete_that_slept_through_a_collection(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number that it is about to commit was taken and collected: it begins again, and deletes in the newest."""
+    codes, commit = all_codes(index), stage.commit_version
+
+    def sleep_first(objects: Any, body: Any) -> bool:
+        monkeypatch.undo()
+        for row in ("3", "4"):
+            delete(index, rows=row)
+        gc(index, keep=1)
+        return commit(objects, body)
+
+    monkeypatch.setattr(stage, "commit_version", sleep_first)
+    assert delete(index, rows="8").facts["version"] == 5
+    assert live_codes(index) == without(codes, {3, 4, 8})
+    gc(index, keep=1)
+    verify(index)
 
 
 def test_a_killed_gc_is_ended_by_the_next(index: str) -> None:
@@ -335,20 +359,6 @@ def test_a_killed_gc_is_ended_by_the_next(index: str) -> None:
         gc(copy, keep=1)
         assert tree(copy) == tree(reference), f"crash at operation {at}"
         delete(copy, rows="5")
-
-
-def test_a_bitmap_that_two_collectors_took_comes_back(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = stage.commit_version
-
-    def take_first(objects: LocalObjects, body: Any) -> bool:
-        done = commit(objects, body)
-        for name in bitmaps(index):
-            Path(index, "tombstones", name).unlink()
-        return done
-
-    monkeypatch.setattr(stage, "commit_version", take_first)
-    delete(index, rows="8")
-    verify(index)
 
 
 DAMAGE = {

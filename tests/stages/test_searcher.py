@@ -15,7 +15,7 @@ from stage_data import BITS, clustered, corpus_of
 
 from och_dist.errors import BadInputError, UsageError
 from och_dist.kernels.packing import unpack_bits
-from och_dist.stages import choose
+from och_dist.stages import choose, holders
 from och_dist.stages import searcher as stage
 from och_dist.stages.common import Context
 from och_dist.stages.compact import compact
@@ -38,6 +38,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "read each time": {"threads": 1, "resident": False},
     "read each time by two threads": {"threads": 2, "resident": False},
     "on workers": {"client": True, "resident": True},
+    "copies on workers": {"client": True, "copies": True},
     "on workers, read each time": {"client": True, "resident": False},
     "bucket tables": {"threads": 2, "method": "multi-index"},
     "bucket tables on workers": {"client": True, "method": "multi-index"},
@@ -93,8 +94,11 @@ def client() -> Iterator[Client]:
 
 
 @pytest.fixture(params=list(WAYS))
-def way(request: pytest.FixtureRequest) -> dict[str, Any]:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     options = dict(WAYS[request.param])
+    monkeypatch.setattr(holders, "COPIED_BYTES", 1 << 20 if options.pop("copies", False) else 0)
+    monkeypatch.setattr(holders, "FEW_QUERIES", 4)
+    monkeypatch.setattr(holders, "FEW_ROWS", 256)
     if options.pop("client", False):
         options["client"] = request.getfixturevalue("client")
     return options

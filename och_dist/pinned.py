@@ -1,0 +1,135 @@
+"""Values that stay on the workers: made once, asked often. A lost one is made again by Dask, from the same task.
+
+Two ways to ask: in one trip past the queues of the workers, which is fast and repeats nothing, and as tasks, which
+get their answer whatever happens meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from och_dist.outcome import POLL_SECONDS, RETRIES, Failure, Watch, guarded, settle
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+T = TypeVar("T")
+Function = Callable[[Any, Any], Any]
+Merge = Callable[[Sequence[Any]], Any]
+
+FAN_IN = 8
+SMALL_BYTES = 4 << 20
+
+
+def pin(function: Callable[[Any], Any], tasks: Sequence[Any], *, client: Client, name: str) -> list[Future]:
+    """``function(task)`` of every task, kept on the workers as long as the futures are.
+
+    Idle workers get one each. No worker is asked for by name: a task that waits for one while there is none at all
+    would wait for ever, for those that come later have other names.
+    """
+    return _mapped(guarded, [[function] * len(tasks), tasks], client, name)
+
+
+def derive(
+    function: Function, pinned: Sequence[Future], tasks: Sequence[Any], *, client: Client, name: str
+) -> list[Future]:
+    """``function(value, task)`` of every pinned value and its task, kept like those."""
+    return _mapped(_on_value, [[function] * len(tasks), pinned, tasks], client, name)
+
+
+def _mapped(function: Callable[..., Any], lists: list[Any], client: Client, name: str) -> list[Future]:
+    token = uuid.uuid4().hex[:8]
+    keys = [f"{name}-{token}-{number}" for number in range(len(lists[0]))]
+    return client.map(function, *lists, key=keys, pure=False, retries=RETRIES)
+
+
+def _on_value(function: Function, value: Any, task: Any) -> Any:
+    return value if isinstance(value, Failure) else guarded(function, value, task)
+
+
+def ask(
+    function: Function, pinned: Sequence[Future], payloads: Sequence[Any], *, client: Client
+) -> Callable[[], list[Any] | None]:
+    """Start ``function(value, payload)`` of pinned values in one trip to the workers that hold them, past their queues.
+
+    What is returned waits for the answers; None when a value is not in place, or its worker is lost.
+    """
+    watch = Watch(client)
+    wanted = {future.key: payload for future, payload in zip(pinned, payloads, strict=True)}
+    asking = asyncio.run_coroutine_threadsafe(
+        client._run(answer_out_of_band, function, wanted, on_error="return"), client.loop.asyncio_loop
+    )
+
+    def finish() -> list[Any] | None:
+        try:
+            while not concurrent.futures.wait([asking], POLL_SECONDS).done:
+                watch.check()
+            answers = asking.result()
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            return None
+        finally:
+            asking.cancel()
+        found: dict[str, Any] = {}
+        for answer in answers.values():
+            if not isinstance(answer, Exception):
+                found.update(answer)
+        return [_unwrap(found[key]) for key in wanted] if len(found) == len(wanted) else None
+
+    return finish
+
+
+async def answer_out_of_band(function: Function, wanted: dict[str, Any], dask_worker: Any = None) -> dict[str, Any]:
+    """The answers of those values that this worker holds, by the threads it has for tasks."""
+    loop, threads = asyncio.get_running_loop(), dask_worker.executors["default"]
+    held = {key: dask_worker.data[key] for key in wanted if key in dask_worker.data}
+    answers = [loop.run_in_executor(threads, _on_value, function, held[key], wanted[key]) for key in held]
+    return dict(zip(held, await asyncio.gather(*answers), strict=True))
+
+
+def start(
+    function: Function,
+    pinned: Sequence[Future],
+    payloads: Sequence[Any],
+    merge: Merge,
+    *,
+    client: Client,
+    name: str,
+    nbytes: int,
+) -> Callable[[], Any]:
+    """Start ``merge`` over ``function(value, payload)`` of every pinned value as tasks; what is returned waits for it.
+
+    Merged in a tree, of which the last step is done here. Payloads of together about ``nbytes`` travel inside the
+    tasks where that is little, otherwise once to each worker.
+    """
+    if nbytes > SMALL_BYTES:
+        once = {id(payload): payload for payload in payloads}
+        there = dict(zip(once, client.scatter(list(once.values()), hash=False), strict=True))
+        payloads = [there[id(payload)] for payload in payloads]
+    level = _mapped(_on_value, [[function] * len(pinned), pinned, payloads], client, name)
+    while len(level) > FAN_IN:
+        groups = [level[i : i + FAN_IN] for i in range(0, len(level), FAN_IN)]
+        level = _mapped(_merged, [[merge] * len(groups), groups], client, f"merge_{name}")
+    watch = Watch(client)
+
+    def finish() -> Any:
+        parts = settle(level, watch)
+        return _unwrap(parts if isinstance(parts, Failure) else _merged(merge, parts))
+
+    return finish
+
+
+def _merged(merge: Merge, parts: Sequence[Any]) -> Any:
+    for part in parts:
+        if isinstance(part, Failure):
+            return part
+    return guarded(merge, parts)
+
+
+def _unwrap(value: Any) -> Any:
+    if isinstance(value, Failure):
+        raise value.error
+    return value

@@ -1,0 +1,134 @@
+"""A polite end. The first SIGTERM or Ctrl-C lets the tasks under way finish, for a while; the second ends at once.
+
+Where no tasks are under way there is nothing to wait for, and the first one ends at once too: everything durable is
+put whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+logger = logging.getLogger("och_dist")
+
+GRACE_SECONDS = 10.0
+
+
+class Terminated(BaseException):
+    """SIGTERM. Not an :class:`Exception`, so that nobody on the way takes it for a failed task and carries on."""
+
+
+class Stop:
+    """What was asked of this process by signals, and how long its tasks have to finish."""
+
+    def __init__(self) -> None:
+        self.grace = GRACE_SECONDS
+        self.number: int | None = None
+        self.wakers: list[Callable[[], None]] = []
+        self.expired = False
+        self.clock: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def handle(self, number: int, frame: Any) -> None:
+        """The signal handler: it takes no lock, for it may interrupt whoever holds one."""
+        if self.number is None and self.wakers:
+            self.number = number
+            self.clock.put(number)
+            for wake in self.wakers:
+                wake()
+            return
+        error, late = self.error(number), self.expired and not self.wakers
+        self.expired = False
+        if not late:  # the time of grace may end just after the tasks did
+            raise error
+
+    def error(self, number: int) -> BaseException:
+        detail = [f"not all tasks under way ended within {self.grace:g} s"] if self.expired else []
+        return (Terminated if number == signal.SIGTERM else KeyboardInterrupt)(*detail)
+
+    def count_down(self, thread: int) -> None:
+        """Signal once more when the time of grace is over, unless the tasks have ended before."""
+        if self.clock.get() is None:
+            return
+        try:
+            self.clock.get(timeout=self.grace)
+        except queue.Empty:
+            self.expired = True
+            signal.pthread_kill(thread, self.number or signal.SIGTERM)
+
+
+_stop: Stop | None = None
+
+
+@contextlib.contextmanager
+def stop_politely() -> Iterator[None]:
+    """Handle SIGTERM and SIGINT as above, in the main thread of a command."""
+    global _stop
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    stop, before = Stop(), _stop
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    ours = [number for number, handler in handlers.items() if handler is not signal.SIG_IGN or number == signal.SIGTERM]
+    thread = threading.Thread(target=stop.count_down, args=(threading.get_ident(),), name="och-grace", daemon=True)
+    thread.start()
+    _stop = stop
+    try:
+        for number in ours:
+            signal.signal(number, stop.handle)
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, handlers[number])
+        _stop = before
+        stop.clock.put(None)
+
+
+def set_grace(seconds: float) -> None:
+    """How long tasks under way may go on after the first signal."""
+    if _stop is not None:
+        _stop.grace = seconds
+
+
+class Listener:
+    """Whether the tasks of one map are to stop, for the loop that runs them."""
+
+    def __init__(self, stop: Stop | None) -> None:
+        self.stop = stop
+
+    @property
+    def asked(self) -> bool:
+        return self.stop is not None and self.stop.number is not None
+
+    def announce(self, under_way: int) -> None:
+        assert self.stop is not None  # asked
+        logger.warning(
+            "stopping: %d tasks under way have %g s to finish; Ctrl-C once more ends at once",
+            under_way,
+            self.stop.grace,
+        )
+
+    def obey(self) -> None:
+        """Raise what the signal stands for, if there was one."""
+        if self.stop is not None and self.stop.number is not None:
+            raise self.stop.error(self.stop.number)
+
+
+@contextlib.contextmanager
+def listening(wake: Callable[[], None]) -> Iterator[Listener]:
+    """Tasks that are let finish while this lasts; ``wake`` is called by a signal handler and takes no lock."""
+    stop = _stop if threading.current_thread() is threading.main_thread() else None
+    if stop is None:
+        yield Listener(None)
+        return
+    stop.wakers.append(wake)
+    try:
+        yield Listener(stop)
+    finally:
+        stop.wakers.remove(wake)
+        if stop.number is not None:
+            stop.clock.put(None)

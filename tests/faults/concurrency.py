@@ -1,0 +1,159 @@
+"""Several drivers and readers at once: one result, no version lost, and a reader sees each version whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from faults.ground import CHUNK, FIRST, NOTHING, Ground, check_index, compare
+from faults.runner import Fault, Harm, NotDelivered
+from index_help import live_codes
+
+from och_dist.stages import publish as publish_stage
+from och_dist.stages.encode import encode
+from och_dist.stages.verify import verify
+from och_dist.store.index import find_index, open_version
+from och_dist.store.versions import version_numbers
+
+DRIVER = """
+import sys
+from och_dist.stages.encode import encode
+print("ready", flush=True)
+sys.stdin.readline()
+encode(sys.argv[1], sys.argv[2], model=sys.argv[3], chunk_rows=int(sys.argv[4]))
+"""
+
+
+class Drivers:
+    """Three processes that encode the same rows into one index, let go at the same moment."""
+
+    def __init__(self, ground: Ground, *, models: tuple[int, int, int]) -> None:
+        self.ground, self.models = ground, models
+
+    def deliver(self) -> int:
+        self.place = self.ground.copy(self.ground.trained)
+        arguments = [[self.place.corpus, self.place.index, self.place.model(m), str(CHUNK)] for m in self.models]
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", DRIVER, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for words in arguments
+        ]
+        try:
+            for process in started:
+                assert process.stdout is not None
+                if process.stdout.readline() != "ready\n":
+                    raise NotDelivered("a driver did not start")
+            for process in started:
+                assert process.stdin is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
+            self.codes = [process.wait(40) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+                process.communicate()
+        return len(started)
+
+    def check(self) -> None:
+        if any(self.codes):
+            raise AssertionError(f"drivers ended with {self.codes}")
+        models = sorted(set(self.models))
+        if find_index(self.place.index) is None:
+            raise Harm("nothing was published", lost=FIRST)
+        numbers = version_numbers(open_version(self.place.index).objects)
+        if len(models) == 1 and numbers != [1]:
+            raise AssertionError(f"versions {numbers} of one job")
+        found = [live_codes(self.place.index, number) for number in numbers]
+        expected = [self.ground.live(FIRST, model=model) for model in models]
+        if any(codes not in expected for codes in found) or any(codes not in found for codes in expected):
+            raise Harm("the versions are not those of the models", wrong=FIRST)
+        verify(self.place.index)
+
+
+class Overtaken:
+    """A publisher whom another one overtakes at the last moment: both versions are there afterwards."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+
+    def deliver(self) -> None:
+        place = self.place = self.ground.copy(self.ground.trained)
+        commit, overtaken = publish_stage.commit_version, threading.Event()
+
+        def wait_for_the_other(objects: Any, body: dict[str, Any]) -> bool:
+            if not overtaken.is_set():
+                overtaken.set()
+                encode(place.corpus, place.index, model=place.model(1), chunk_rows=CHUNK)
+            return commit(objects, body)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(publish_stage, "commit_version", wait_for_the_other)
+            encode(place.corpus, place.index, model=place.model(), chunk_rows=CHUNK)
+        if not overtaken.is_set():
+            raise NotDelivered("nobody published")
+
+    def check(self) -> None:
+        if find_index(self.place.index) is None or open_version(self.place.index).version != 2:
+            raise Harm("a version was overwritten", lost=FIRST)
+        compare(self.place.index, self.ground.live(FIRST, model=1), 1)
+        check_index(self.place.index, self.ground.live(FIRST))
+
+
+class Reader:
+    """A reader who looks again and again while twelve versions are published."""
+
+    publishes = 12
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+
+    def deliver(self) -> None:
+        place = self.place = self.ground.copy(self.ground.trained)
+        allowed = [NOTHING, self.ground.live(FIRST), self.ground.live(FIRST, model=1)]
+        over, self.wrong, self.seen = threading.Event(), list[str](), set[int]()
+
+        def look() -> None:
+            while not over.is_set() and not self.wrong:
+                try:
+                    index = find_index(place.index)
+                    if index is not None:
+                        self.seen.add(index.version)
+                    if (NOTHING if index is None else live_codes(index)) not in allowed:
+                        self.wrong.append("half a version")
+                except Exception as error:
+                    self.wrong.append(repr(error))
+
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        try:
+            for number in range(self.publishes):
+                encode(place.corpus, place.index, model=place.model(number % 2), chunk_rows=CHUNK)
+        finally:
+            over.set()
+            thread.join(20)
+        if len(self.seen) < 3:
+            raise NotDelivered(f"the reader came too late: {self.seen}")
+
+    def check(self) -> None:
+        if self.wrong:
+            raise Harm(f"the reader saw {self.wrong}", half_visible=len(self.wrong))
+        if open_version(self.place.index).version != self.publishes:
+            raise AssertionError("a version is missing")
+        check_index(self.place.index, self.ground.live(FIRST, model=(self.publishes - 1) % 2))
+
+
+def faults(ground: Ground) -> Iterator[Fault]:
+    groups: dict[str, Callable[[], Any]] = {
+        "three drivers of one job": lambda: Drivers(ground, models=(0, 0, 0)),
+        "three drivers of two models": lambda: Drivers(ground, models=(0, 1, 0)),
+        "a publisher is overtaken": lambda: Overtaken(ground),
+        "a reader during 12 publishes": lambda: Reader(ground),
+    }
+    for name, make in groups.items():
+        one = make()
+        yield Fault(name, one.deliver, one.check)

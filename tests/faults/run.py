@@ -1,0 +1,63 @@
+"""The fault matrix as a command: a table with a row for each group, and one line that says it all."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), *(str(TESTS / name) for name in ("stages", "cluster", "store"))]
+
+from faults.ground import Ground  # noqa: E402
+from faults.guards import GUARDS, broken  # noqa: E402
+from faults.runner import Tally, run_group, table  # noqa: E402
+
+GROUPS = ("crash_points", "store_damage", "bad_input", "concurrency")
+LONG_ONLY: tuple[str, ...] = ()
+
+
+def run(group: str, ground: Ground) -> Tally:
+    """Deliver the faults of a group, which is a module of this folder."""
+    return run_group(group.replace("_", " "), import_module(f"faults.{group}").faults(ground))
+
+
+def prepare(ground: Ground) -> Ground:
+    """Make the reference while every guard is up."""
+    ground.deleted, ground.codes  # noqa: B018
+    return ground
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--long", action="store_true", help="all faults; otherwise about a tenth of them")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"some of {', '.join(GROUPS)} [default: all]")
+    parser.add_argument(
+        "--broken", choices=GUARDS, help="switch off a guard: faults it guards against are not survived"
+    )
+    options = parser.parse_args()
+    if unknown := set(options.groups) - set(GROUPS):
+        parser.error(f"no group {', '.join(sorted(unknown))}; use some of {', '.join(GROUPS)}")
+    chosen = options.groups or [group for group in GROUPS if options.long or group not in LONG_ONLY]
+    total, tallies = Tally("all"), []
+    with tempfile.TemporaryDirectory(prefix="och-faults-") as folder, ExitStack() as stack:
+        grounds = {group: Ground(Path(folder) / group, long=options.long) for group in chosen}
+        if options.broken:
+            grounds = {group: prepare(ground) for group, ground in grounds.items()}
+            stack.enter_context(broken(options.broken))
+        for group, ground in grounds.items():
+            tallies.append(run(group, ground))
+            total.add(tallies[-1])
+            print(table(tallies[-1:]), flush=True)
+            for failure in tallies[-1].failures:
+                print(failure, file=sys.stderr, flush=True)
+    print(f"\n{table([*tallies, total])}\n")
+    print(total.line())
+    return 0 if total.sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

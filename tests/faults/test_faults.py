@@ -1,0 +1,28 @@
+"""The fault matrix in its short form, and proof that it notices when a guard is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults.ground import Ground
+from faults.guards import GUARDS, broken
+from faults.run import GROUPS, LONG_ONLY, prepare, run
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group not in LONG_ONLY])
+def test_every_fault_is_survived(group: str, tmp_path: Path) -> None:
+    tally = run(group, Ground(tmp_path))
+    if tally.skipped:
+        pytest.skip(tally.skipped)
+    assert tally.injected > 0
+    assert tally.sound, "\n".join([tally.line(), *tally.failures])
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_without_a_guard_faults_are_not_survived(guard: str, tmp_path: Path) -> None:
+    ground = prepare(Ground(tmp_path))
+    with broken(guard) as group:
+        tally = run(group, ground)
+    assert tally.survived < tally.injected, f"nothing needs {guard}"
+    assert tally.survived > 0
