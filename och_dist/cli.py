@@ -10,7 +10,7 @@ import click
 
 import och_dist
 from och_dist import cli_search, cli_upkeep
-from och_dist.cli_options import Surroundings, cluster_options, run_stage
+from och_dist.cli_options import Surroundings, cluster_options, expect_model, run_stage
 from och_dist.errors import IncompleteError, OchError, UsageError
 from och_dist.stop import Terminated, stop_politely
 
@@ -148,6 +148,7 @@ def train(corpus: str, param: tuple[str, ...], **options: Any) -> None:
 @click.option("--model", required=True, metavar="PATH", help="The model folder that 'och train' printed.")
 @click.option("--chunk-rows", type=int, default=65_536, show_default=True, help="Rows per chunk of codes.")
 @click.option("--publish/--no-publish", default=True, help="Make the result visible at the end.")
+@expect_model
 @cluster_options
 def encode(corpus: str, index: str, **options: Any) -> None:
     """Encode the rows of CORPUS that INDEX does not hold yet, and publish them as its next version."""
@@ -190,6 +191,7 @@ def truth(corpus: str, queries: str, output: str, **options: Any) -> None:
 @click.option("-o", "--output", metavar="FILE", help="Also write the figures to FILE (JSON).")
 @click.option("--dataset", help="Dataset, column or variable of the query file.")
 @click.option("--version", type=int, help="Evaluate this version of the index [default: the newest].")
+@expect_model
 @cluster_options
 def evaluate(index: str, queries: str, truth: str, **options: Any) -> None:
     """Measure how well INDEX keeps the true order of neighbours: mAP, precision, recall."""

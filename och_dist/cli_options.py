@@ -25,6 +25,12 @@ ROWS = "such as 5,10-20 (10 and 20 included), or @FILE (.npy of numbers or a mas
 IDS = "such as a17,b4, or @FILE (.npy, or .txt with one id a line)"
 
 
+def expect_model(command: Command) -> Command:
+    """--expect-model."""
+    text = "Refuse another model than this one: its address, as 'och train' printed it."
+    return click.option("--expect-model", metavar="sha256:DIGITS", help=text)(command)
+
+
 def output_options(command: Command) -> Command:
     """--json, -v and -q."""
     for option in (
