@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from och_dist.store.tombstones import listed_keys, stored_bitmaps
 from och_dist.store.versions import read_latest, read_version, version_key, version_numbers
 
 LITTER_SECONDS = 24 * 3600
+SEGMENT_NAME = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]*")
 
 
 def inspect(path: str, *, expect_model: str | None = None) -> Report:
@@ -200,10 +202,14 @@ def _folders(objects: Objects, number: int) -> set[str]:
     body = read_version(objects, number)
     try:
         if body["kind"] == "index":
-            return {f"segments/{entry['job']}.{entry['generation']}" for entry in body["segments"]}
-        return {f"segments/{entry['id']}" for entry in body["segments"]}
-    except (KeyError, TypeError) as error:
+            names = {f"{entry['job']}.{entry['generation']}" for entry in body["segments"]}
+        else:
+            names = {str(entry["id"]) for entry in body["segments"]}
+        if odd := [name for name in names if not SEGMENT_NAME.fullmatch(name)]:
+            raise ValueError(f"{odd[0]!r} is no name of a segment")
+    except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"version {number} of {objects.url} is incomplete ({error}); run 'och verify'") from None
+    return {f"segments/{name}" for name in names}
 
 
 def _named(objects: Objects, jobs: Sequence[str], used: set[str]) -> set[str]:
