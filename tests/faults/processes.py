@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +59,17 @@ class Field:
         return "encode", self.corpora[corpus], index, "--model", self.model, "--chunk-rows", CHUNK
 
 
-@lru_cache(maxsize=4)
+_fields: list[Field] = []
+
+
 def field_of(ground: Ground) -> Field:
-    """Made once for each ground, in one process and undisturbed."""
-    folder = ground.fresh()
+    """Made by whoever needs it first, in one process and undisturbed."""
+    if not _fields or not _fields[-1].index.exists():
+        _fields.append(_make_field(ground.fresh()))
+    return _fields[-1]
+
+
+def _make_field(folder: Path) -> Field:
     vectors = clustered_rows(ROWS + MORE, DIM, 0)
     vectors[CHUNK : 2 * CHUNK] = 0
     made = Field(folder, "", vectors, {})

@@ -316,7 +316,7 @@ class Certificates:
         from test_tls import MAKE_CERTS
 
         self.folder = self.ground.fresh() / "certs"
-        made = subprocess.run([sys.executable, MAKE_CERTS, self.folder], umask=0, check=False, timeout=60)
+        made = subprocess.run([sys.executable, MAKE_CERTS, self.folder], umask=0, capture_output=True, timeout=60)
         if made.returncode:
             raise NotDelivered("make-certs failed")
 
