@@ -196,6 +196,31 @@ class Glutton(Poison):
     memory = "600MB"
 
 
+class Together:
+    """Two that mostly wait, at the same time."""
+
+    def __init__(self, *scenes: Remote) -> None:
+        self.scenes = scenes
+
+    def deliver(self) -> int:
+        for number, scene in enumerate(self.scenes):
+            try:
+                scene.deliver()
+            except BaseException:
+                for earlier in self.scenes[:number]:
+                    earlier.running.stop()
+                raise
+        return len(self.scenes)
+
+    def check(self) -> None:
+        try:
+            for scene in self.scenes:
+                scene.check()
+        finally:
+            for scene in self.scenes:
+                scene.running.stop()
+
+
 def faults(ground: Ground) -> Iterator[Fault]:
     short: dict[str, type[Remote]] = {
         "scheduler killed": SchedulerKilled,
@@ -203,11 +228,12 @@ def faults(ground: Ground) -> Iterator[Fault]:
     }
     long: dict[str, type[Remote]] = {
         "driver of a remote cluster killed": DriverKilled,
-        "all workers gone": AllWorkersGone,
-        "scheduler says nothing": SchedulerSilent,
         "poison chunk": Poison,
         "worker over its memory limit": Glutton,
     }
     for name, kind in (short | long if ground.long else short).items():
         scene = kind(ground)
         yield Fault(name, scene.deliver, scene.check, SECONDS)
+    if ground.long:
+        waiting = Together(AllWorkersGone(ground), SchedulerSilent(ground))
+        yield Fault("all workers gone, and a scheduler that says nothing", waiting.deliver, waiting.check, SECONDS)
