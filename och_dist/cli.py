@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import traceback
 from typing import Any
 
@@ -11,8 +13,10 @@ import click
 import och_dist
 from och_dist import cli_search, cli_upkeep
 from och_dist.cli_options import Surroundings, cluster_options, expect_model, run_stage
-from och_dist.errors import IncompleteError, OchError, UsageError
+from och_dist.errors import ClusterError, IncompleteError, OchError, UsageError
 from och_dist.stop import Terminated, stop_politely
+
+logger = logging.getLogger("och_dist")
 
 INTERRUPTED = 130
 ONE_PIECE = ("search", "truth", "evaluate", "inspect", "status", "delete", "doctor")
@@ -36,6 +40,12 @@ class OchGroup(click.Group):
             ctx.exit(INTERRUPTED)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # nobody reads the result any more: Click ends quietly
+                raise
+            ours = _accident(error)
+            click.echo(f"och: {ours}", err=True)
+            ctx.exit(ours.exit_code)
         except Exception:
             traceback.print_exc()
             click.echo(
@@ -50,6 +60,17 @@ class OchGroup(click.Group):
         rows = [(name, command.get_short_help_str(limit=1000)) for name, command in sorted(self.commands.items())]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def _accident(error: OSError) -> OchError:
+    """An accident of storage or network outside of any task, which nobody could try again."""
+    logger.debug("what happened:", exc_info=error)
+    lost = isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.startswith("distributed")
+    what, kind = ("the cluster was lost", ClusterError) if lost else ("storage failed", IncompleteError)
+    return kind(
+        f"{what} ({type(error).__name__}: {error}); what is published is whole, and what is done is kept: mend the "
+        "cause and run the same command again"
+    )
 
 
 def _ended(how: str, end: BaseException, ctx: click.Context) -> str:
