@@ -135,7 +135,7 @@ def check_corpus(corpus: Path, vectors: np.ndarray) -> None:
 
 
 def ended(run: subprocess.Popen[str], running: Processes, codes: tuple[int, ...], seconds: float) -> str:
-    """What a process said that must end with one of these codes, in time, without a traceback."""
+    """What a process said that must end with one of these codes, in time; unless that is 0, with a sentence last."""
     try:
         run.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -143,6 +143,8 @@ def ended(run: subprocess.Popen[str], running: Processes, codes: tuple[int, ...]
     said = running.log(run)
     if run.returncode not in codes:
         raise AssertionError(f"ended with {run.returncode}, not with one of {codes}: {said[-2500:]}")
+    if run.returncode and (not said.splitlines()[-1].startswith("och: ") or "Traceback" in said):
+        raise AssertionError(f"does not end with a sentence of ours: {said[-2500:]}")
     return said
 
 

@@ -27,7 +27,7 @@ GROUPS = (
     "network",
     "security",
 )
-LONG_ONLY: tuple[str, ...] = ("network",)
+LONG_ONLY: tuple[str, ...] = ("disk", "network")
 
 
 def run(group: str, ground: Ground) -> Tally:
