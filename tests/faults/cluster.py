@@ -13,7 +13,10 @@ from faults.ground import NOTHING, Ground, check_visible
 from faults.processes import Scene, Words, await_progress, await_that, check_codes, ended
 from faults.runner import Fault, NotDelivered
 from faults.sabotage import POISON
+from index_help import live_codes
 
+from och_dist.stages.encode import encode
+from och_dist.stages.train import train
 from och_dist.stages.upkeep import gc
 
 ALONE: Words = ("--workers", 0)
@@ -153,8 +156,12 @@ class Zombie(Remote):
         self.done = self.shed / f"stored-{self.pid}-{self.chunk}"
         if self.done.exists():
             raise NotDelivered("the worker was not stopped")
+        self.meanwhile()
         os.kill(self.pid, signal.SIGCONT)
         wait_until(self.done.exists, 30)
+
+    def meanwhile(self) -> None:
+        """What happens to the index before the worker wakes up."""
 
     def look(self) -> None:
         check_codes(self.index, self.field.first())
@@ -165,6 +172,24 @@ class Zombie(Remote):
         if list(self.index.glob("segments/*/done/*")):
             raise AssertionError("the late record stays for ever")
         check_codes(self.index, self.field.first())
+
+
+class ZombieOfTheCollected(Zombie):
+    """The same, but what the worker writes to was replaced and collected before it wakes up."""
+
+    def meanwhile(self) -> None:
+        corpus = str(self.field.corpora[0])
+        model = train(corpus, str(self.folder / "models"), bits=32, method="lsh", seed=1).facts["model"]
+        encode(corpus, str(self.index), model=model)
+        gc(str(self.index), keep=1)
+        self.codes = live_codes(str(self.index))
+
+    def look(self) -> None:
+        if len(self.codes) != len(self.field.first()) or self.codes == self.field.first():
+            raise NotDelivered("the index was not replaced")
+        if len(list(self.index.glob("segments/*"))) != 1:
+            raise AssertionError("the late chunk has made a segment of its own")
+        check_codes(self.index, self.codes)
 
 
 class Poison(Remote):
@@ -227,6 +252,7 @@ def faults(ground: Ground) -> Iterator[Fault]:
         "stopped worker wakes up late": Zombie,
     }
     long: dict[str, type[Remote]] = {
+        "stopped worker wakes up after a gc": ZombieOfTheCollected,
         "driver of a remote cluster killed": DriverKilled,
         "poison chunk": Poison,
         "worker over its memory limit": Glutton,

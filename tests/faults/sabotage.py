@@ -55,9 +55,10 @@ def dask_setup(worker: Any) -> None:
         armed = (folder / "armed").exists()
         if armed:
             deed(folder, chunk)
-        written = _store(objects, job, chunk, *args, **options)
-        if armed:
-            (folder / f"stored-{os.getpid()}-{chunk}").touch()
-        return written
+        try:
+            return _store(objects, job, chunk, *args, **options)
+        finally:
+            if armed:
+                (folder / f"stored-{os.getpid()}-{chunk}").touch()
 
     stage.write_codes = write_codes
