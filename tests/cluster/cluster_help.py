@@ -128,6 +128,7 @@ class Processes:
         self.seen[process.pid] = process
 
     def stop(self) -> None:
+        """End all that is left; again is fine."""
         doomed = list(self.seen.values())
         for process in self.started:
             doomed += family(process.pid)
@@ -135,7 +136,9 @@ class Processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
         for process in self.started:
-            process.communicate()
+            if process.stdout is None or not process.stdout.closed:
+                process.communicate()
+            process.wait()
         psutil.wait_procs(doomed, timeout=10)
 
 
