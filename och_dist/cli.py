@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import traceback
 from typing import Any
 
@@ -10,9 +12,11 @@ import click
 
 import och_dist
 from och_dist import cli_search, cli_upkeep
-from och_dist.cli_options import Surroundings, cluster_options, run_stage
-from och_dist.errors import IncompleteError, OchError, UsageError
+from och_dist.cli_options import Surroundings, cluster_options, expect_model, run_stage
+from och_dist.errors import ClusterError, IncompleteError, OchError, UsageError
 from och_dist.stop import Terminated, stop_politely
+
+logger = logging.getLogger("och_dist")
 
 INTERRUPTED = 130
 ONE_PIECE = ("search", "truth", "evaluate", "inspect", "status", "delete", "doctor")
@@ -36,6 +40,12 @@ class OchGroup(click.Group):
             ctx.exit(INTERRUPTED)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # nobody reads the result any more: Click ends quietly
+                raise
+            ours = _accident(error)
+            click.echo(f"och: {ours}", err=True)
+            ctx.exit(ours.exit_code)
         except Exception:
             traceback.print_exc()
             click.echo(
@@ -50,6 +60,17 @@ class OchGroup(click.Group):
         rows = [(name, command.get_short_help_str(limit=1000)) for name, command in sorted(self.commands.items())]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+
+def _accident(error: OSError) -> OchError:
+    """An accident of storage or network outside of any task, which nobody could try again."""
+    logger.debug("what happened:", exc_info=error)
+    lost = isinstance(error, (ConnectionError, TimeoutError)) or type(error).__module__.startswith("distributed")
+    what, kind = ("the cluster was lost", ClusterError) if lost else ("storage failed", IncompleteError)
+    return kind(
+        f"{what} ({type(error).__name__}: {error}); what is published is whole, and what is done is kept: mend the "
+        "cause and run the same command again"
+    )
 
 
 def _ended(how: str, end: BaseException, ctx: click.Context) -> str:
@@ -148,6 +169,7 @@ def train(corpus: str, param: tuple[str, ...], **options: Any) -> None:
 @click.option("--model", required=True, metavar="PATH", help="The model folder that 'och train' printed.")
 @click.option("--chunk-rows", type=int, default=65_536, show_default=True, help="Rows per chunk of codes.")
 @click.option("--publish/--no-publish", default=True, help="Make the result visible at the end.")
+@expect_model
 @cluster_options
 def encode(corpus: str, index: str, **options: Any) -> None:
     """Encode the rows of CORPUS that INDEX does not hold yet, and publish them as its next version."""
@@ -190,6 +212,7 @@ def truth(corpus: str, queries: str, output: str, **options: Any) -> None:
 @click.option("-o", "--output", metavar="FILE", help="Also write the figures to FILE (JSON).")
 @click.option("--dataset", help="Dataset, column or variable of the query file.")
 @click.option("--version", type=int, help="Evaluate this version of the index [default: the newest].")
+@expect_model
 @cluster_options
 def evaluate(index: str, queries: str, truth: str, **options: Any) -> None:
     """Measure how well INDEX keeps the true order of neighbours: mAP, precision, recall."""

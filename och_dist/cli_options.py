@@ -21,8 +21,19 @@ Command = Callable[..., Any]
 LOCAL = ("workers", "threads", "memory_limit")
 CLUSTER = ("scheduler", *LOCAL, "dashboard", "tls_ca", "tls_cert", "tls_key", "insecure", "grace")
 
+TALKATIVE = (
+    *("asyncio", "tornado.application", "distributed.client", "distributed.core", "distributed.batched"),
+    *("distributed.comm.tcp", "distributed.scheduler", "distributed.nanny", "distributed.deploy.spec"),
+)
+
 ROWS = "such as 5,10-20 (10 and 20 included), or @FILE (.npy of numbers or a mask, or a text file)"
 IDS = "such as a17,b4, or @FILE (.npy, or .txt with one id a line)"
+
+
+def expect_model(command: Command) -> Command:
+    """--expect-model."""
+    text = "Refuse another model than this one: its address, as 'och train' printed it."
+    return click.option("--expect-model", metavar="sha256:DIGITS", help=text)(command)
 
 
 def output_options(command: Command) -> Command:
@@ -118,8 +129,21 @@ class Surroundings:
         click.echo(json.dumps(report.to_json()) if self.as_json else render(report))
 
 
+class _WithoutTracebacks(logging.Filter):
+    """Leaves out what Dask logs with a traceback when a connection is lost: our last sentence says what happened."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.exc_info or logging.getLogger("och_dist").level <= logging.DEBUG
+
+
 def configure_logging(level: int) -> None:
-    """Our own log on stderr; what Dask logs by itself stays as Dask configures it."""
+    """Our own log on stderr; what Dask logs by itself stays as Dask configures it, but for tracebacks (-v shows them).
+
+    Those come from the threads behind a client, some of them after all is said.
+    """
+    for name in TALKATIVE:
+        talker = logging.getLogger(name)
+        talker.filters[:] = [_WithoutTracebacks()]
     logger = logging.getLogger("och_dist")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from och_dist.cli_options import IDS, ROWS, cluster_options, run_stage
+from och_dist.cli_options import IDS, ROWS, cluster_options, expect_model, run_stage
 
 
 @click.command()
@@ -29,6 +29,7 @@ from och_dist.cli_options import IDS, ROWS, cluster_options, run_stage
 @click.option("--corpus", metavar="PATH", help="Where the vectors lie now [default: where they were encoded].")
 @click.option("--dataset", help="Dataset, column or variable of the query file.")
 @click.option("--version", type=int, help="Search this version of the index [default: the newest].")
+@expect_model
 @cluster_options
 def search(index: str, queries: str, **options: Any) -> None:
     """Find the K codes of INDEX nearest to each of QUERIES (a vector file or a corpus), in order (distance, row)."""

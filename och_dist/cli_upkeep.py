@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from och_dist.cli_options import IDS, ROWS, Surroundings, cluster_options, output_options, run_stage
+from och_dist.cli_options import IDS, ROWS, Surroundings, cluster_options, expect_model, output_options, run_stage
 
 
 @click.command()
@@ -24,12 +24,14 @@ def verify(path: str, **options: Any) -> None:
 
 @click.command()
 @click.argument("path")
+@expect_model
 @output_options
 def inspect(path: str, **options: Any) -> None:
     """Describe a corpus, an index or a model."""
     from och_dist.stages.upkeep import inspect as stage
 
-    Surroundings(options).show(stage(path))
+    around = Surroundings(options)
+    around.show(stage(path, **options))
 
 
 @click.command()

@@ -93,16 +93,16 @@ def settle(future: Future | list[Future], watch: Watch) -> Any:
 
 def _loss(error: BaseException) -> OchError | None:
     """Our error for one of Dask's own, None for any other."""
-    kind = type(error).__name__
+    kind, text = type(error).__name__, " ".join(str(error).split())  # Dask writes several lines
     if kind == "KilledWorker":
         return IncompleteError(
-            f"every worker that task {error.args[0]} was given to died ({error}); what is done is kept: "
+            f"every worker that task {error.args[0]} was given to died ({text}); what is done is kept: "
             "check the workers' memory (--memory-limit) and logs, then run the command again"
         )
     if "Cancelled" in kind:
-        return ClusterError(f"the scheduler went away ({error}); what is done is kept: run the command again")
+        return ClusterError(f"the scheduler went away ({text}); what is done is kept: run the command again")
     if kind in ("NoWorkerError", "NoValidWorkerError"):
-        return ClusterError(f"{error} What is done is kept: start workers, run the command again")
+        return ClusterError(f"{text} What is done is kept: start workers, run the command again")
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ import zarr
 from command import QUICK, Job, facts, och, one_object, published, refused, small_job, small_rows
 
 from och_dist.cli import cli
+from och_dist.cli_options import configure_logging
 from och_dist.stages import search as search_stage
 from och_dist.stages.queries import open_queries
 from och_dist.store import neighbors
@@ -385,3 +387,37 @@ def test_local_cluster(slow_job: tuple[Path, str], tmp_path: Path) -> None:
     och("encode", corpus, tmp_path / "here", "--model", model)
     codes = [open_version(str(tmp_path / name)).segments[0].digests.tolist() for name in ("index", "here")]
     assert codes[0] == codes[1]
+
+
+def test_tracebacks_of_dask_are_shown_on_demand() -> None:
+    """A lost connection is told in one sentence, the last; Dask's threads would add theirs before and after it."""
+    cause = ValueError("lost")
+    lost = logging.LogRecord("distributed.client", logging.ERROR, "", 0, "", (), (ValueError, cause, None))
+    plain = logging.LogRecord("distributed.client", logging.WARNING, "", 0, "rescheduled", (), None)
+    for level, shown in ((logging.WARNING, False), (logging.INFO, False), (logging.DEBUG, True)):
+        configure_logging(level)
+        for name in ("distributed.client", "asyncio"):
+            assert bool(logging.getLogger(name).filter(lost)) is shown
+            assert logging.getLogger(name).filter(plain)
+            assert len(logging.getLogger(name).filters) == 1
+
+
+def test_accidents_outside_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a system call says reaches the user as a sentence, with the code of what can be done about it."""
+    np.save(tmp_path / "rows.npy", small_rows(4))
+    said = refused(
+        5, "storage failed .*what is done is kept: mend the cause", "ingest", tmp_path / "rows.npy", "/proc/no"
+    )
+    assert said.count("\n") == 1
+    accidents = {
+        ConnectionResetError(104, "reset"): (7, "the cluster was lost"),
+        TimeoutError("late"): (7, "the cluster was lost"),
+        OSError(5, "Input/output error"): (5, "storage failed"),
+    }
+    for accident, (code, text) in accidents.items():
+
+        def fail(*args: object, accident: OSError = accident, **options: object) -> None:
+            raise accident
+
+        monkeypatch.setattr("och_dist.stages.upkeep.status", fail)
+        refused(code, f"{text} .*run the same command again", "status", tmp_path)

@@ -73,3 +73,17 @@ def test_refusals(work: Path) -> None:
     refused(
         3, "id 'a' belongs to row 0 and to row 1", "ingest", work / "v.npy", work / "d", "--ids", work / "twice.txt"
     )
+
+
+def test_only_the_expected_model_is_used(work: Path, tmp_path: Path) -> None:
+    (model,) = (path for path in (work / "m").iterdir() if len(path.name) == 64)
+    right, other = f"sha256:{model.name}", f"sha256:{'0' * 64}"
+    index, queries = work / "index", work / "v.npy"
+    encode = ("encode", work / "c", tmp_path / "new", "--model", model)
+    for words in (encode, ("search", index, queries, "-k", 1), ("inspect", index), ("inspect", model)):
+        said = refused(4, r"the model is sha256:.*, but sha256:0{64} is expected", *words, "--expect-model", other)
+        assert said.count("\n") == 1
+        assert words is not encode or not (tmp_path / "new").exists()
+        refused(2, "is no address; write sha256:", *words, "--expect-model", "latest")
+        facts(*words, "--expect-model", right)
+    refused(2, "is no index and no model", "inspect", work / "c", "--expect-model", right)

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 Progress = Callable[[int, float], None]
+Layout = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -208,6 +209,14 @@ class Hasher(TransformerMixin, BaseEstimator):
         return params, {name: getattr(self, f"{name}_") for name in self.arrays}, self.info()
 
     @classmethod
+    def check_layout(cls, params: Mapping[str, Any], stated: Mapping[str, Layout]) -> None:
+        """Compare the dtype and shape that a file states for each array with those of this method."""
+        bits: Any = params.get("n_bits")
+        if not is_integer(bits) or bits < 1:
+            raise IntegrityError(f"{cls.method} model has n_bits={bits!r}; train it again")
+        _check_layout(cls.method, stated, cls.arrays, {"r": int(bits)})
+
+    @classmethod
     def from_state(cls, params: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
         """The fitted hasher of :meth:`to_state`; anything unexpected is an IntegrityError."""
         known = set(cls._get_param_names())
@@ -218,7 +227,8 @@ class Hasher(TransformerMixin, BaseEstimator):
             model.check_parameters()
         except (TypeError, ValueError) as error:
             raise IntegrityError(f"{cls.method} model has impossible parameters: {error}") from error
-        sizes = _check_arrays(cls.method, arrays, cls.arrays, {"r": int(model.n_bits)})
+        sizes = _check_layout(cls.method, _layout(arrays), cls.arrays, {"r": int(model.n_bits)})
+        _check_finite(cls.method, arrays)
         for name in cls.arrays:
             setattr(model, f"{name}_", np.ascontiguousarray(arrays[name]))
         model.n_features_in_ = sizes["d"]
@@ -294,25 +304,33 @@ def _unfrozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _check_arrays(
-    method: str, arrays: Mapping[str, np.ndarray], specs: Mapping[str, ArraySpec], sizes: dict[str, int]
+def _layout(arrays: Mapping[str, np.ndarray]) -> dict[str, Layout]:
+    return {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
+
+
+def _check_layout(
+    method: str, stated: Mapping[str, Layout], specs: Mapping[str, ArraySpec], sizes: dict[str, int]
 ) -> dict[str, int]:
-    """Check names, dtypes, shapes and finiteness; returns the size behind each letter."""
-    if set(arrays) != set(specs):
-        raise IntegrityError(f"{method} model has arrays {sorted(arrays)}; expected {sorted(specs)}")
+    """Check names, dtypes and shapes; returns the size behind each letter."""
+    if set(stated) != set(specs):
+        raise IntegrityError(f"{method} model has arrays {sorted(stated)}; expected {sorted(specs)}")
     sizes = dict(sizes)
     for name, spec in specs.items():
-        array = arrays[name]
-        if array.dtype != np.dtype(spec.dtype) or array.ndim != len(spec.shape):
+        dtype, shape = stated[name]
+        if np.dtype(dtype) != np.dtype(spec.dtype) or len(shape) != len(spec.shape):
             raise IntegrityError(
-                f"array {name} of the {method} model is {array.dtype} {array.shape}; "
+                f"array {name} of the {method} model is {np.dtype(dtype)} {shape}; "
                 f"expected {spec.dtype} ({', '.join(spec.shape)})"
             )
-        for letter, size in zip(spec.shape, array.shape, strict=True):
+        for letter, size in zip(spec.shape, shape, strict=True):
             if sizes.setdefault(letter, size) != size or size < 1:
                 raise IntegrityError(
-                    f"array {name} of the {method} model has shape {array.shape}; expected {letter} = {sizes[letter]}"
+                    f"array {name} of the {method} model has shape {shape}; expected {letter} = {sizes[letter]}"
                 )
+    return sizes
+
+
+def _check_finite(method: str, arrays: Mapping[str, np.ndarray]) -> None:
+    for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise IntegrityError(f"array {name} of the {method} model is not finite; train it again")
-    return sizes

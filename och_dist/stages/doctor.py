@@ -86,7 +86,9 @@ def _attempt(findings: list[Finding], what: str, check: Callable[[], Any]) -> An
     except OchError as error:
         findings.append(_failed(what, error))
     except OSError as error:
-        findings.append(Finding(what, str(error), "bad", "mend the storage, and run this again", 1))
+        findings.append(
+            Finding(what, str(error), "bad", "mend the storage, and run this again", IncompleteError.exit_code)
+        )
     return None
 
 

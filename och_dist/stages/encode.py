@@ -15,7 +15,7 @@ from och_dist.stages.publish import publish_jobs
 from och_dist.store.corpus import Corpus, CorpusRef, open_corpus
 from och_dist.store.index import CHUNK_ROWS, Index, find_index, model_objects
 from och_dist.store.jobs import Job, begin_job, done_chunks, list_jobs, write_codes
-from och_dist.store.model import Model, copy_model, load_model, model_on_worker, split_model_path
+from och_dist.store.model import Model, check_expected, copy_model, load_model, model_on_worker, split_model_path
 from och_dist.store.objects import Objects, open_objects
 
 
@@ -49,12 +49,17 @@ def encode(
     model: str,
     chunk_rows: int = CHUNK_ROWS,
     publish: bool = True,
+    expect_model: str | None = None,
     context: Context | None = None,
 ) -> Report:
-    """Encode every row of ``corpus`` that the newest version of ``index`` does not hold under ``model``."""
+    """Encode every row of ``corpus`` that the newest version of ``index`` does not hold under ``model``.
+
+    A model other than ``expect_model`` (``sha256:`` and its address) is refused.
+    """
     watch, context = Stopwatch("encode"), context or Context()
     if chunk_rows < 1:
         raise UsageError(f"chunk_rows={chunk_rows}; use at least 1")
+    check_expected(split_model_path(model)[1], expect_model)
     opened, objects = open_corpus(corpus), open_objects(index)
     current, new_rows = find_index(index), 0  # first: nothing is put into a folder that holds something else
     loaded = _bring_model(model, objects, opened)

@@ -84,11 +84,13 @@ def evaluate(
     output: str | None = None,
     dataset: str | None = None,
     version: int | None = None,
+    expect_model: str | None = None,
     context: Context | None = None,
 ) -> Report:
     """mAP, pooled PR area, precision and recall of an index against exact neighbours; also as JSON in ``output``."""
     watch, context = Stopwatch("evaluate"), context or Context()
-    searcher, opened = open_index(index, version=version), open_queries(queries, dataset=dataset)
+    searcher = open_index(index, version=version, expect_model=expect_model)
+    opened = open_queries(queries, dataset=dataset)
     stored = open_neighbors(truth)
     _check(searcher, opened, stored)
     key = sha256(canonical([searcher.index.to_json(), opened.fingerprint, stored.about["key"]]))

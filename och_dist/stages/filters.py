@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
+from och_dist.store.readers_flat import npy_header
 
 RANGE = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
 
@@ -115,12 +117,28 @@ def read_row_set(text: str) -> RowSet:
         return row_set(text)
     path = Path(text[1:])
     try:
-        rows = np.load(path, allow_pickle=False) if path.suffix == ".npy" else path.read_text().split()
+        if path.suffix == ".npy":
+            _require_whole(path)
+            return row_set(np.load(path, allow_pickle=False))
+        rows = path.read_text().split()
+    except BadInputError:
+        raise
     except (OSError, ValueError, EOFError) as error:
         raise BadInputError(
             f"{path} cannot be read ({error}); give an .npy of rows or a mask, or a text file"
         ) from None
-    return row_set(",".join(rows) if isinstance(rows, list) and rows else rows)
+    return row_set(",".join(rows) if rows else rows)
+
+
+def _require_whole(path: Path) -> None:
+    """An .npy file is as large as its header promises, so that no more than that is allocated."""
+    shape, _, dtype, offset = npy_header(str(path))
+    size, expected = path.stat().st_size, offset + math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or size != expected:
+        raise BadInputError(
+            f"{path} states {dtype} {shape} in {size} bytes; expected {expected} bytes of whole numbers, or of "
+            "one True or False per row: write it again"
+        )
 
 
 @dataclass(frozen=True)

@@ -52,19 +52,24 @@ def search(
     truth: str | None = None,
     corpus: str | None = None,
     method: Way = "auto",
+    expect_model: str | None = None,
     context: Context | None = None,
 ) -> Report:
     """Find the ``k`` nearest codes of every query (100 by default), or all within ``radius``.
 
     ``output`` names a file, otherwise the neighbours are in the report. ``only`` and ``without`` (rows), ``only_ids``
     and ``without_ids`` choose among the rows. With ``truth``, the output of 'och truth', the report has the recall.
+    An index whose model is not ``expect_model`` (``sha256:`` and its address) is refused.
     """
     watch, context = Stopwatch("search"), context or Context()
     if output is not None:
         check_output(output)
     if k is not None and radius is not None:
         raise UsageError(f"k={k} and radius={radius}; a search takes one of them")
-    with open_index(index, client=context.client, version=version, corpus=corpus, method=method) as searcher:
+    opening = open_index(
+        index, client=context.client, version=version, corpus=corpus, method=method, expect_model=expect_model
+    )
+    with opening as searcher:
         chosen = _chosen(searcher, context, (only, without), (only_ids, without_ids))
         opened = open_queries(queries, dataset=dataset)
         opened.require_dim(searcher.model.hasher.n_features_in_, "the index")

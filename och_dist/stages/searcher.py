@@ -33,7 +33,7 @@ from och_dist.stages.resident import (
 )
 from och_dist.store.corpus import Corpus, open_corpus
 from och_dist.store.index import Index, open_version
-from och_dist.store.model import Model
+from och_dist.store.model import Model, check_expected
 from och_dist.store.neighbors import Neighbors, join_neighbors, no_neighbors
 from och_dist.store.radius_results import RadiusNeighbors
 
@@ -278,10 +278,13 @@ def open_index(
     threads: int | None = None,
     corpus: str | None = None,
     method: Way = "auto",
+    expect_model: str | None = None,
 ) -> Searcher:
     """Open the newest (or a named) version of an index for searching, in-process or on a Dask cluster.
 
-    ``corpus`` tells where the vectors lie now, if not where they were encoded.
+    ``corpus`` tells where the vectors lie now, if not where they were encoded. An index whose model is not
+    ``expect_model`` (``sha256:`` and its address) is refused.
     """
     opened = open_version(str(path), version)
+    check_expected(opened.model, expect_model)
     return Searcher(opened, client=client, resident=resident, threads=threads, corpus=corpus, method=method)

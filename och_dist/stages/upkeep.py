@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -13,19 +14,21 @@ from och_dist.stages.publish import CLAIMS, COLLECTED
 from och_dist.store.corpus import Corpus, open_corpus
 from och_dist.store.index import MODELS, find_index, model_objects, open_version
 from och_dist.store.jobs import done_chunks, list_jobs
-from och_dist.store.model import load_model, split_model_path
+from och_dist.store.model import check_expected, load_model, split_model_path
 from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, open_objects
 from och_dist.store.tombstones import listed_keys, stored_bitmaps
 from och_dist.store.versions import read_latest, read_version, version_key, version_numbers
 
 LITTER_SECONDS = 24 * 3600
+SEGMENT_NAME = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]*")
 
 
-def inspect(path: str) -> Report:
-    """Describe a corpus, an index or a model."""
+def inspect(path: str, *, expect_model: str | None = None) -> Report:
+    """Describe a corpus, an index or a model; an index or a model other than ``expect_model`` is refused."""
     watch = Stopwatch("inspect")
     objects = open_objects(path)
     if objects.size("model.json") is not None:
+        check_expected(split_model_path(objects.url)[1], expect_model)
         return watch.report(**_model_facts(path))
     body = read_latest(objects)
     if body is None and objects.folders("segments"):
@@ -34,8 +37,11 @@ def inspect(path: str) -> Report:
             "making it goes on where it stopped"
         )
     if body is None or body.get("kind") == "corpus":
+        if expect_model is not None:
+            raise UsageError(f"{objects.url} is no index and no model; leave out --expect-model")
         return watch.report(**_corpus_facts(open_corpus(path)))
     index = open_version(path)
+    check_expected(index.model, expect_model)
     model = index.load_model()
     return watch.report(
         kind="index",
@@ -196,10 +202,14 @@ def _folders(objects: Objects, number: int) -> set[str]:
     body = read_version(objects, number)
     try:
         if body["kind"] == "index":
-            return {f"segments/{entry['job']}.{entry['generation']}" for entry in body["segments"]}
-        return {f"segments/{entry['id']}" for entry in body["segments"]}
-    except (KeyError, TypeError) as error:
+            names = {f"{entry['job']}.{entry['generation']}" for entry in body["segments"]}
+        else:
+            names = {str(entry["id"]) for entry in body["segments"]}
+        if odd := [name for name in names if not SEGMENT_NAME.fullmatch(name)]:
+            raise ValueError(f"{odd[0]!r} is no name of a segment")
+    except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"version {number} of {objects.url} is incomplete ({error}); run 'och verify'") from None
+    return {f"segments/{name}" for name in names}
 
 
 def _named(objects: Objects, jobs: Sequence[str], used: set[str]) -> set[str]:

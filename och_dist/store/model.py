@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from och_dist.errors import BadInputError, ConflictError, IntegrityError
+from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.hashers.base import Hasher
-from och_dist.hashers.registry import model_from_state
+from och_dist.hashers.registry import METHODS, model_from_state
 from och_dist.store.objects import Objects, open_objects
 from och_dist.store.versions import canonical, read_document, seal, sha256, unseal
 
@@ -76,14 +77,18 @@ def save_model(objects: Objects, hasher: Hasher, provenance: dict[str, Any]) -> 
 
 
 def copy_model(source: Objects, address: str, target: Objects) -> None:
-    """Copy a model as it is, ``model.json`` last, so that a model that can be seen is whole."""
+    """Copy a sound model, ``model.json`` last, so that a model that can be seen is whole.
+
+    Only what belongs to it is copied, whatever else lies in its folder.
+    """
     if target.size(f"{address}/model.json") is not None:
         return
-    for key in sorted((key for key, _, _ in source.list(address)), key=lambda key: key.endswith("/model.json")):
-        if key.endswith("/provenance.json"):
-            _put_provenance(target, address, source.get(key))
-        else:
-            target.put(key, source.get(key))
+    document = source.get(f"{address}/model.json")
+    for name in sorted(json.loads(document)["arrays"]):
+        target.put(f"{address}/{name}.npy", source.get(f"{address}/{name}.npy"))
+    if (provenance := read_document(source, f"{address}/provenance.json")) is not None:
+        _put_provenance(target, address, provenance)
+    target.put(f"{address}/model.json", document)
 
 
 def _put_provenance(objects: Objects, address: str, document: bytes) -> None:
@@ -111,27 +116,47 @@ def load_model(objects: Objects, address: str) -> Model:
         raise IntegrityError(f"{where} is not readable ({error}); restore it from a copy") from None
     if body.get("format") != FORMAT:
         raise BadInputError(f"{where} has format {body.get('format')!r}; this version reads format {FORMAT}")
-    arrays = {name: _load_array(objects, address, name, entry) for name, entry in listed.items()}
+    if method not in METHODS:
+        raise BadInputError(f"{where} is of method {method!r}; this version knows {', '.join(METHODS)}")
+    stated = {name: _stated(address, name, entry) for name, entry in listed.items()}
+    METHODS[method].check_layout(params, stated)  # before anything is read or allocated
+    arrays = {name: _load_array(objects, address, name, stated[name], listed[name]["sha256"]) for name in stated}
     data = read_document(objects, f"{address}/provenance.json")
     provenance = {} if data is None else unseal(data, f"{where}, provenance.json")
     return Model(address, method, params, model_from_state(method, params, arrays), provenance)
 
 
-def _load_array(objects: Objects, address: str, name: str, entry: dict[str, Any]) -> np.ndarray:
+def _stated(address: str, name: str, entry: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
+    """dtype and shape of an array as the model states them, within what is ever accepted."""
     where = f"array {name!r} of model {address[:16]}"
     try:
         if not name.isidentifier() or len(name) > 64:
             raise ValueError("its name is no short identifier")
         dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
-        expected = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=object)) if dtype in MODEL_DTYPES else -1
+        if dtype not in MODEL_DTYPES or len(str(entry["sha256"])) != 64:
+            raise ValueError(f"{dtype}, expected one of {', '.join(MODEL_DTYPES)} and a sha256")
+        if len(shape) > 8 or min(shape, default=0) < 0 or _nbytes(dtype, shape) > MAX_ARRAY_BYTES:
+            raise ValueError(f"{dtype} {shape}, expected at most {MAX_ARRAY_BYTES >> 20} MiB")
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise IntegrityError(f"{where} is not described ({error}); restore the model from a copy") from None
-    key = f"{address}/{name}.npy"
+    return dtype, shape
+
+
+def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return np.dtype(dtype).itemsize * math.prod(shape)
+
+
+def _load_array(
+    objects: Objects, address: str, name: str, stated: tuple[str, tuple[int, ...]], digest: str
+) -> np.ndarray:
+    """An array whose size, hash and header are those that the model states, compared in this order."""
+    where, (dtype, shape) = f"array {name!r} of model {address[:16]}", stated
+    key, expected = f"{address}/{name}.npy", _nbytes(*stated)
     size = objects.size(key)
-    if not 0 <= expected <= MAX_ARRAY_BYTES or size is None or not expected <= size <= expected + 4096:
+    if size is None or not expected <= size <= expected + 4096:
         raise IntegrityError(f"{where} is stated as {dtype} {shape} but stored in {size} bytes; restore the model")
     data = objects.get(key)
-    if sha256(data) != entry.get("sha256"):
+    if sha256(data) != digest:
         raise IntegrityError(
             f"{where} does not match its sha256; restore the model, or remove its folder and train again"
         )
@@ -154,6 +179,23 @@ def _parse_array(data: bytes, dtype: str, shape: tuple[int, ...], where: str) ->
 
 def is_address(text: str) -> bool:
     return len(text) == 64 and not set(text) - set("0123456789abcdef")
+
+
+def check_expected(address: str, expected: str | None) -> None:
+    """Refuse a model other than the one that somebody expects, ``sha256:`` and its address; None expects nothing."""
+    if expected is None:
+        return
+    wanted = str(expected).removeprefix("sha256:").lower()
+    if not is_address(wanted):
+        raise UsageError(
+            f"the expected model {expected!r} is no address; write sha256: and the 64 hexadecimal digits at the end of "
+            "what 'och train' printed"
+        )
+    if address != wanted:
+        raise ConflictError(
+            f"the model is sha256:{address}, but sha256:{wanted} is expected; nothing was done: name the right model "
+            "or index, or expect this one if you trust it"
+        )
 
 
 def split_model_path(path: str) -> tuple[str, str]:

@@ -46,14 +46,15 @@ def check_key(key: str) -> str:
 
 
 @contextlib.contextmanager
-def storage_errors(where: str) -> Iterator[None]:
+def storage_errors(where: str, *, begun: bool = False) -> Iterator[None]:
     """Turn what a file system refuses into our errors; accidents that a retry may heal stay :class:`OSError`."""
     try:
         yield
     except OSError as error:
-        if error.errno in FULL:
+        if error.errno in FULL or (begun and error.errno == errno.EROFS):  # so Linux treats a disk with errors
+            mend = "make room" if error.errno in FULL else "make the disk writable"
             raise IncompleteError(
-                f"{where} cannot be written ({error}); what is done is kept: make room and run the command again"
+                f"{where} cannot be written ({error}); what is done is kept: {mend} and run the command again"
             ) from error
         if error.errno in REFUSED:
             raise UsageError(
@@ -117,7 +118,7 @@ class Objects(ABC):
             if found is not None:
                 return self._settle(where, found == data)
             if failure is not None:
-                with storage_errors(where):
+                with storage_errors(where, begun=True):
                     raise failure
         raise ConflictError(f"{where} can be neither made nor read: something else lies in its place; move that away")
 

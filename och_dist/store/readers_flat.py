@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tokenize
 from typing import BinaryIO
 
 import numpy as np
@@ -21,6 +22,10 @@ from och_dist.store.readers_base import (
 VECS_DTYPES = {"fvecs": "<f4", "bvecs": "|u1", "ivecs": "<i4"}
 BLOCK_BYTES = 1 << 20
 HEAD_BYTES = 4
+
+
+# NumPy parses a header as Python text: a hostile one may also end in the tokenizer, or nest too deep for the parser.
+HEADER_ERRORS = (ValueError, TypeError, SyntaxError, EOFError, MemoryError, RecursionError, tokenize.TokenError)
 
 
 def _record_bytes(dim: int, dtype: str) -> int:
@@ -120,7 +125,7 @@ def npy_header(path: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:
                 shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
             else:
                 raise ValueError(f"format version {version}")
-        except (ValueError, TypeError, SyntaxError, EOFError) as error:
+        except HEADER_ERRORS as error:
             raise BadInputError(
                 f"{path}: not a readable npy file ({error}); expected one of numpy.save; write it again"
             ) from error

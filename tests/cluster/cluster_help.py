@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -49,6 +50,28 @@ def workers_of(pid: int) -> list[psutil.Process]:
             if "spawn_main" in " ".join(process.cmdline()):
                 found.append(process)
     return found
+
+
+LOOPBACK = ("127.0.0.1", "::1")
+
+
+def listening(pid: int) -> list[tuple[int, str]]:
+    """(process, address) of every socket on which a process and its descendants listen, as the kernel lists them."""
+    opened = {}
+    for name, kind in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[place] for place in (1, 3, 9))
+            if state == "0A":
+                raw = bytes.fromhex(local.partition(":")[0])
+                words = [raw[place : place + 4][::-1] for place in range(0, len(raw), 4)]  # each in host order
+                opened[f"socket:[{inode}]"] = socket.inet_ntop(kind, b"".join(words))
+    found = []
+    for process in family(pid):
+        for link in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if (name := os.readlink(link)) in opened:
+                    found.append((process.pid, opened[name]))
+    return sorted(found)
 
 
 def tree(folder: Path | str) -> dict[str, bytes]:
@@ -105,6 +128,7 @@ class Processes:
         self.seen[process.pid] = process
 
     def stop(self) -> None:
+        """End all that is left; again is fine."""
         doomed = list(self.seen.values())
         for process in self.started:
             doomed += family(process.pid)
@@ -112,7 +136,9 @@ class Processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
         for process in self.started:
-            process.communicate()
+            if process.stdout is None or not process.stdout.closed:
+                process.communicate()
+            process.wait()
         psutil.wait_procs(doomed, timeout=10)
 
 

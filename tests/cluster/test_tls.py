@@ -42,8 +42,7 @@ def make_certs(*words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def maker() -> ModuleType:
+def load_maker() -> ModuleType:
     """The functions of make-certs."""
     loader = importlib.machinery.SourceFileLoader("make_certs", str(MAKE_CERTS))
     spec = importlib.util.spec_from_loader("make_certs", loader)
@@ -53,6 +52,11 @@ def maker() -> ModuleType:
         patch.setattr(sys, "dont_write_bytecode", True)
         loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def maker() -> ModuleType:
+    return load_maker()
 
 
 @pytest.fixture(scope="module")
@@ -222,8 +226,11 @@ def test_every_socket_of_a_secured_cluster_is_on_loopback(secured: Separate) -> 
 
 @pytest.fixture(scope="module")
 def strangers(maker: ModuleType, certs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_strangers(maker, certs, tmp_path_factory.mktemp("strangers"))
+
+
+def make_strangers(maker: ModuleType, certs: Path, folder: Path) -> Path:
     """Folders of files: 'own' has another authority; the others have a wrong certificate for the right one."""
-    folder = tmp_path_factory.mktemp("strangers")
     own = maker.make_authority(maker.period_of(1))
     now = datetime.datetime.now(datetime.UTC)
     hour = datetime.timedelta(hours=1)

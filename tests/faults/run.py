@@ -16,8 +16,18 @@ from faults.ground import Ground  # noqa: E402
 from faults.guards import GUARDS, broken  # noqa: E402
 from faults.runner import Tally, run_group, table  # noqa: E402
 
-GROUPS = ("crash_points", "store_damage", "bad_input", "concurrency")
-LONG_ONLY: tuple[str, ...] = ()
+GROUPS = (
+    "crash_points",
+    "store_damage",
+    "bad_input",
+    "real_kills",
+    "concurrency",
+    "cluster",
+    "disk",
+    "network",
+    "security",
+)
+LONG_ONLY: tuple[str, ...] = ("disk", "network")
 
 
 def run(group: str, ground: Ground) -> Tally:

@@ -80,8 +80,14 @@ def test_files(tmp_path: Path) -> None:
     assert members(read_row_set(f"@{tmp_path}/mask.npy")) == {0, 2}
     assert members(read_row_set(f"@{tmp_path}/rows.txt")) == {3, 4, 9}
     assert members(read_row_set(f"@{tmp_path}/none.txt")) == set()
-    for name in ("missing.npy", "missing.txt", "objects.npy"):
-        with pytest.raises(BadInputError, match="cannot be read"):
+    np.savez(tmp_path / "rows.npz", rows=np.arange(3))
+    (tmp_path / "rows.npz").rename(tmp_path / "zipped.npy")
+    cut = (tmp_path / "rows.npy").read_bytes()
+    (tmp_path / "cut.npy").write_bytes(cut[:-1])
+    (tmp_path / "giant.npy").write_bytes(cut.replace(b"(3,), }" + b" " * 15, b"(1125899906842624,), }"))
+    assert b"1125899906842624" in (tmp_path / "giant.npy").read_bytes()
+    for name in ("missing.npy", "missing.txt", "objects.npy", "zipped.npy", "cut.npy", "giant.npy"):
+        with pytest.raises(BadInputError, match=r"cannot be read|write it again"):
             read_row_set(f"@{tmp_path}/{name}")
 
 

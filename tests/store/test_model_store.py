@@ -5,16 +5,25 @@ from __future__ import annotations
 import io
 import json
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from och_dist.errors import BadInputError, IntegrityError
+from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.hashers.base import Hasher
 from och_dist.hashers.och import OCH
-from och_dist.store.model import copy_model, load_model, model_on_worker, save_model, split_model_path
+from och_dist.store.model import (
+    check_expected,
+    copy_model,
+    load_model,
+    model_on_worker,
+    save_model,
+    split_model_path,
+)
 from och_dist.store.objects import LocalObjects
 from och_dist.store.versions import canonical, sha256
 
@@ -151,8 +160,41 @@ HUGE = [[10**12], [1 << 28, 5], [2**62, 2**62], [-1, -5], [-5], [10**400]]
 @pytest.mark.parametrize("shape", HUGE, ids=range(len(HUGE)))
 def test_a_stated_shape_is_checked_before_anything_is_allocated(objects: LocalObjects, shape: list[int]) -> None:
     address = forge(objects, lambda document: document["arrays"]["mean"].update(shape=shape))
-    with pytest.raises(IntegrityError, match=r"is stated as|is not a plain array"):
+    with no_array_is_read(), pytest.raises(IntegrityError, match=r"array 'mean' .* is not described|array mean of"):
         load_model(objects, address)
+
+
+LAYOUTS: dict[str, tuple[Any, str]] = {
+    "fewer bits": (lambda document: document["params"].update(n_bits=11), r"expected r = 11"),
+    "another dtype": (lambda document: document["arrays"]["mean"].update(dtype="<f8"), "is float64 .*expected float32"),
+    "another rank": (lambda document: document["arrays"]["mean"].update(shape=[5, 1]), r"\(5, 1\); expected float32"),
+    "nothing": (lambda document: document["arrays"]["mean"].update(shape=[0]), r"has shape \(0,\)"),
+    "one more": (
+        lambda document: document["arrays"].update(more={**document["arrays"]["mean"], "shape": [1 << 28]}),
+        "has arrays .*more",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_of_another_method_is_refused_before_anything_is_read(objects: LocalObjects, name: str) -> None:
+    change, message = LAYOUTS[name]
+    address = forge(objects, change)
+    with no_array_is_read(), pytest.raises(IntegrityError, match=message):
+        load_model(objects, address)
+
+
+@contextmanager
+def no_array_is_read() -> Iterator[None]:
+    read = LocalObjects.read
+
+    def careful(self: LocalObjects, key: str, *bounds: Any) -> bytes | None:
+        assert not key.endswith(".npy"), f"{key} was read"
+        return read(self, key, *bounds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalObjects, "read", careful)
+        yield
 
 
 @pytest.mark.parametrize("shape", ["(1000000000000,)", "(5, 1000000000)", "(-5,)", "(5", "5", "()", "(5.0,)"])
@@ -230,6 +272,22 @@ def test_documents_that_lie(objects: LocalObjects, change: Any) -> None:
         load_model(objects, forge(objects, change))
 
 
+def test_another_method(objects: LocalObjects) -> None:
+    with pytest.raises(BadInputError, match="is of method 'banana'; this version knows och"):
+        load_model(objects, forge(objects, lambda document: document.update(method="banana")))
+
+
+def test_the_expected_model() -> None:
+    address, other = "0123456789abcdef" * 4, "f" * 64
+    for expected in (None, address, f"sha256:{address}", f"sha256:{address.upper()}"):
+        check_expected(address, expected)
+    with pytest.raises(ConflictError, match=f"is sha256:{address}, but sha256:{other} is expected; nothing was done"):
+        check_expected(address, f"sha256:{other}")
+    for expected in ("", "sha256:", "sha256:abc", f"md5:{address}", address + "0"):
+        with pytest.raises(UsageError, match="is no address; write sha256: and the 64"):
+            check_expected(address, expected)
+
+
 def test_another_format(objects: LocalObjects) -> None:
     with pytest.raises(BadInputError, match="has format 2; this version reads format 1"):
         load_model(objects, forge(objects, lambda document: document.update(format=2)))
@@ -254,6 +312,18 @@ def test_copying(objects: LocalObjects, tmp_path: Path) -> None:
     copy_model(target, address, target)
     assert {key: target.get(key) for key, _, _ in target.list("")} == {
         key: objects.get(key) for key, _, _ in objects.list("")
+    }
+
+
+def test_only_what_belongs_to_a_model_is_copied(objects: LocalObjects, tmp_path: Path) -> None:
+    address = save_model(objects, make_hasher(), PROVENANCE)
+    objects.put(f"{address}/more.npy", b"x")
+    objects.put(f"{address}/sub/installer.sh", b"x")
+    target = LocalObjects(tmp_path / "copy")
+    copy_model(objects, address, target)
+    assert {key for key, _, _ in objects.list("")} - {key for key, _, _ in target.list("")} == {
+        f"{address}/more.npy",
+        f"{address}/sub/installer.sh",
     }
 
 

@@ -38,7 +38,7 @@ def test_no_hard_links(objects: LocalObjects, monkeypatch: pytest.MonkeyPatch, c
         (errno.EDQUOT, IncompleteError, "make room"),
         (errno.EFBIG, IncompleteError, "make room"),
         (errno.EACCES, UsageError, "check its permissions"),
-        (errno.EROFS, UsageError, "check its permissions"),
+        (errno.EROFS, IncompleteError, "make the disk writable and run the command again"),
         (errno.ENAMETOOLONG, UsageError, "use another place"),
     ],
 )
