@@ -159,6 +159,8 @@ class LocalObjects(Objects):
     """Files below a directory. A file appears under its name whole or not at all (temporary file + hard link)."""
 
     def __init__(self, root: str | Path) -> None:
+        if "\0" in str(root) or not str(root).strip():
+            raise BadInputError(f"{str(root)!r} is not a path; give a directory or s3://bucket/prefix")
         self.root = Path(root).absolute()
         self.url = str(self.root)
 
@@ -381,8 +383,6 @@ def _first_line(error: Exception) -> str:
 def open_objects(url: str | Path) -> Objects:
     """The store behind a path or an ``s3://bucket/prefix`` address."""
     text = str(url)
-    if "\0" in text or not text.strip():
-        raise BadInputError(f"{text!r} is not a path; give a directory or s3://bucket/prefix")
     scheme, separator, rest = text.partition("://")
     if not separator:
         return LocalObjects(text)

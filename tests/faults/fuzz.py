@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 from test_illegal_input import WRITERS
 
 from och_dist.cli import cli
-from och_dist.errors import OchError
 from och_dist.pipeline import STAGES
 from och_dist.stages.encode import encode
 from och_dist.stages.verify import verify
@@ -75,7 +74,7 @@ class Scratch:
 
 
 def command(*words: object, allowed: set[int], keeps: tuple[str, ...] = (), may_publish: bool = False) -> Result:
-    """Run ``och WORDS``, which must end with one of the ``allowed`` codes; a refusal leaves all versions as they are."""
+    """Run ``och WORDS``, which must end with one of the ``allowed`` codes; a refusal leaves versions as they are."""
     args = [str(word) for word in words]
     before = [published(Path(place)) for place in keeps]
     result = CliRunner().invoke(cli, args if args[0] in LOCAL else [*args, "--workers", "0"])
@@ -289,7 +288,12 @@ def _changed(body: Any, where: tuple[Any, ...], value: Any, *, drop: bool) -> An
 
 def document_examples(scratch: Scratch) -> Callable[..., None]:
     @given(
-        st.integers(0, 10_000), st.integers(0, 10_000), JSON, st.booleans(), st.sampled_from(LOOKS), st.sampled_from("sfe")
+        st.integers(0, 10_000),
+        st.integers(0, 10_000),
+        JSON,
+        st.booleans(),
+        st.sampled_from(LOOKS),
+        st.sampled_from("sfe"),
     )
     def example(which: int, node: int, value: Any, drop: bool, look: str, how: str) -> None:
         """A value is changed and the document sealed again, or left unsealed, or a few of its bytes are changed."""
@@ -299,7 +303,9 @@ def document_examples(scratch: Scratch) -> Callable[..., None]:
             path = paths[which % len(paths)]
             old = path.read_bytes()
             if how == "e":
-                path.write_bytes(edited(old, [(node / 10_000, len(str(value)) % 3, repr(value).encode("utf-8", "replace"))]))
+                path.write_bytes(
+                    edited(old, [(node / 10_000, len(str(value)) % 3, repr(value).encode("utf-8", "replace"))])
+                )
             else:
                 body = json.loads(old)
                 sealed = body.pop("sha256", None) if how == "f" else None
@@ -325,8 +331,11 @@ def _text(body: Any, *, sealed: bool) -> bytes:
 # Pipeline files
 
 NAMES = st.sampled_from(
-    "corpus index model models queries output k bits method seed rows dim chunk_rows keep sources append params "
-    "truth fraction path repair ids nonfinite codec version only radius context self".split()
+    [
+        *("corpus", "index", "model", "models", "queries", "output", "k", "bits", "method", "seed", "rows", "dim"),
+        *("chunk_rows", "keep", "sources", "append", "params", "truth", "fraction", "path", "repair", "ids"),
+        *("nonfinite", "codec", "version", "only", "radius", "context", "self"),
+    ]
 )
 SCALARS = st.booleans() | st.integers(-2, 40) | st.floats(width=16) | st.text(st.characters(codec="utf-8"), max_size=6)
 
@@ -334,9 +343,11 @@ SCALARS = st.booleans() | st.integers(-2, 40) | st.floats(width=16) | st.text(st
 @st.composite
 def pipelines(draw: st.DrawFn) -> str:
     """TOML of stages with right and wrong parameters; the paths of a real job among their values."""
-    paths = st.sampled_from(["{corpus}", "{index}", "{model}", "{queries}", "new", "new.zarr", "{train.model}", "{", "{x}"])
+    paths = st.sampled_from(
+        ["{corpus}", "{index}", "{model}", "{queries}", "new", "new.zarr", "{train.model}", "{", "{x}"]
+    )
     values = SCALARS | paths | st.lists(SCALARS | paths, max_size=3) | st.dictionaries(NAMES, SCALARS, max_size=2)
-    stages = st.sampled_from(sorted(set(STAGES) - {"fetch", "compare"}) + ["rm", ""])
+    stages = st.sampled_from([*sorted(set(STAGES) - {"fetch", "compare"}), "rm", ""])
     lines = []
     for _ in range(draw(st.integers(0, 3))):
         stage = draw(stages)
@@ -417,15 +428,35 @@ BASES = {
 }
 NOT_GIVEN = {"scheduler", "workers", "help", "dashboard"}
 TEXTS = st.sampled_from(
-    ["", "0", "-1", "5", "3-9", "9-3", "199", "200", "9" * 30, "0-" + "9" * 30, "1e400", "nan", "@none.npy", "@", "a,b", "="]
-    + ["x=1", "x=", "n_centres=[", "och", "itq", "lsh", "{corpus}", "{index}", "{queries}", "@{queries}", "new.zarr", "new.npz"]
-    + ["new.jsonl", "new.parquet", "new", ".", "2GB", "lz4", "drop", "asymmetric", "multi-index", "\x00", "é\u2028"]
+    [
+        *("", "0", "-1", "5", "3-9", "9-3", "199", "200", "9" * 30, "-" + "9" * 30, "0-" + "9" * 30, "1e400", "nan"),
+        *(
+            "@none.npy",
+            "@",
+            "@{queries}",
+            "{corpus}",
+            "{index}",
+            "{queries}",
+            ".",
+            "\0",
+            "é\u2028",
+            "a,b",
+            "=",
+            "x=1",
+            "x=",
+        ),
+        *("n_centres=[", "och", "itq", "lsh", "2GB", "lz4", "drop", "asymmetric", "multi-index"),
+        *("new", "new.zarr", "new.npz", "new.jsonl", "new.parquet"),
+    ]
 )
+SHARED = {option.name for option in cli.commands["compact"].params} - {"index", "chunk_rows"}
 
 
 def _options(name: str) -> list[click.Option]:
-    options = (param for param in cli.commands[name].params if isinstance(param, click.Option))
-    return [option for option in options if option.name not in NOT_GIVEN]
+    """The options of a command, those of its own several times as likely as those that all commands share."""
+    options = [param for param in cli.commands[name].params if isinstance(param, click.Option)]
+    own = [option for option in options if option.name not in SHARED]
+    return [option for option in (*options, *own, *own, *own) if option.name not in NOT_GIVEN]
 
 
 @st.composite
