@@ -74,7 +74,7 @@ def flows(ground: Ground) -> list[Flow]:
     return [
         Flow(
             "ingest",
-            lambda: Place(ground.fresh()),
+            ground.empty,
             lambda place: ingest([str(first)], place.corpus, chunk_rows=CHUNK),
             (0, FIRST),
         ),
@@ -124,9 +124,7 @@ def flows(ground: Ground) -> list[Flow]:
 
 
 def _without_models(place: Place) -> Place:
-    import shutil
-
-    shutil.rmtree(place.models)
+    place.forget_models()
     return place
 
 

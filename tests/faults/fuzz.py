@@ -464,7 +464,7 @@ def commands(draw: st.DrawFn) -> tuple[list[str], bool]:
     """Words of a command with options, and whether one of these is no number although it must be."""
     name = draw(st.sampled_from(sorted(BASES)))
     words, broken = BASES[name].split(), False
-    for option in draw(st.lists(st.sampled_from(_options(name)), max_size=3)):
+    for option in draw(st.lists(st.sampled_from(_options(name)), max_size=3, unique_by=lambda option: option.name)):
         words.append(draw(st.sampled_from([*option.opts, *option.secondary_opts])))
         if not option.is_flag:
             number = option.type in (click.INT, click.FLOAT)
@@ -526,7 +526,7 @@ class Examples:
             database=None,
             report_multiple_bugs=False,
             suppress_health_check=list(HealthCheck),
-            phases=(Phase.generate, Phase.shrink),
+            phases=(Phase.generate,),
         )
         with bounded_memory():
             seed(self.number)(chosen(example))()

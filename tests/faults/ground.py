@@ -50,6 +50,9 @@ class Place:
         """The models by age; two of them are made."""
         return sorted(str(path) for path in (self.folder / "models").iterdir() if len(path.name) == 64)[number]
 
+    def forget_models(self) -> None:
+        shutil.rmtree(self.models)
+
 
 class Ground:
     """A scratch folder with the reference job; ``long`` asks for all faults, otherwise for about a tenth of them."""
@@ -119,6 +122,10 @@ class Ground:
         place = self.copy(self.appended)
         delete(place.index, rows=DELETED)
         return place
+
+    def empty(self) -> Place:
+        """A place for a new job."""
+        return Place(self.fresh())
 
     def copy(self, place: Place) -> Place:
         target = self.fresh()

@@ -16,7 +16,7 @@ from faults.ground import Ground  # noqa: E402
 from faults.guards import GUARDS, broken  # noqa: E402
 from faults.runner import Tally, run_group, table  # noqa: E402
 
-GROUPS = ("crash_points", "store_damage", "bad_input", "concurrency", "state_machine", "fuzz")
+GROUPS = ("crash_points", "store_damage", "bad_input", "concurrency", "state_machine", "fuzz", "object_store")
 LONG_ONLY: tuple[str, ...] = ()
 
 
