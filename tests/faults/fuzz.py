@@ -41,7 +41,7 @@ TYPED = {DONE, USAGE, BAD_INPUT, INTEGRITY, INCOMPLETE}
 LOCAL = ("inspect", "status", "gc")  # commands that need no cluster, and have no option for one
 
 # Kinds of examples, and how many batches of each make up the long form.
-BATCHES = {"ingest": 5, "search": 4, "encode": 3, "files": 4, "documents": 8, "pipelines": 5, "options": 8}
+BATCHES = {"ingest": 5, "search": 3, "encode": 3, "files": 3, "documents": 7, "pipelines": 4, "options": 6}
 
 
 @dataclass

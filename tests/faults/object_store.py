@@ -347,7 +347,7 @@ def faults(ground: Ground) -> Iterator[Fault]:
         races: dict[str, Callable[[], Any]] = {
             "16 writers of one key": lambda: OneKey(service),
             "three drivers of one job": lambda: Drivers(service, (0, 0, 0)),
-            "three drivers of two models": lambda: Drivers(service, (0, 1, 0)),
+            "three drivers of three models": lambda: Drivers(service, (0, 1, 2)),
             "three ingests of one file": lambda: Ingests(service),
             "three publishers of one job": lambda: Publishers(service),
             "three deletes": lambda: Deletes(service, compacting=False),
