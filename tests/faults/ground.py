@@ -174,5 +174,11 @@ def check_visible(index: str, *allowed: Mapping[int, bytes]) -> None:
     seen = find_index(index)
     found = NOTHING if seen is None else live_codes(index)
     if found not in allowed:
+        changed = [state for state in allowed if state.keys() == found.keys()]
+        wrong = min((sum(state[row] != code for row, code in found.items()) for state in changed), default=0)
         sizes = " or ".join(str(len(state)) for state in allowed)
-        raise Harm(f"a reader of {index} sees {len(found)} rows; {sizes} rows were published", half_visible=1)
+        raise Harm(
+            f"a reader of {index} sees {len(found)} rows, {wrong} of them wrong; {sizes} rows were published",
+            wrong=wrong,
+            half_visible=int(not wrong),
+        )
