@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError, UsageError
+from och_dist.store.keys import check_key, local_path
 
 TEMPORARY = ".tmp"
 ATTEMPTS = 10
@@ -35,14 +36,6 @@ class Put(Enum):
 
     WON = "won"
     EQUAL = "lost but equal"
-
-
-def check_key(key: str) -> str:
-    """Return ``key`` if it stays inside the store: relative, normal, printable."""
-    parts = PurePosixPath(key).parts
-    if not key or key.startswith("/") or "\\" in key or "\0" in key or ".." in parts or "/".join(parts) != key:
-        raise BadInputError(f"key {key!r} leaves its store; use a plain relative key such as 'segments/ab/codes'")
-    return key
 
 
 @contextlib.contextmanager
@@ -169,7 +162,7 @@ class LocalObjects(Objects):
         return LocalObjects, (self.url,)
 
     def _path(self, key: str) -> Path:
-        return self.root / check_key(key)
+        return local_path(self.root, key)
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
         path = self._path(key)
@@ -216,7 +209,7 @@ class LocalObjects(Objects):
                     yield path.relative_to(self.root).as_posix(), status.st_size, f"{status.st_mtime_ns}"
 
     def delete(self, key: str) -> None:
-        path = self._path(key)
+        path = local_path(self.root, key, itself=False)
         with storage_errors(str(path)), contextlib.suppress(NotADirectoryError):
             path.unlink(missing_ok=True)
         for folder in path.parents:
