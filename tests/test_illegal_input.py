@@ -637,3 +637,23 @@ def test_exit_code_of_the_process(made: Job, code: int, words: str) -> None:
     assert ended.stdout == ""
     assert ended.stderr.startswith("och: ")
     assert ended.stderr.count("\n") == 1
+
+
+# What fuzzing found
+
+
+def test_more_chunks_than_a_manifest_can_list(tmp_path: Path) -> None:
+    """Planning them took minutes and all the memory there was."""
+    rows = 10**30
+    message = f"{rows} rows in chunks of .* chunks; use at most"
+    refused(USAGE, message, "generate", tmp_path / "corpus", "--rows", rows, "--dim", 4, keeps=[tmp_path / "corpus"])
+
+
+def test_more_bits_than_any_code_has(made: Job, tmp_path: Path) -> None:
+    words = ("--bits", 10**30, "--method", "lsh")
+    refused(BAD_INPUT, "use at most 65536", "train", made.corpus, "--models", tmp_path / "models", *words)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "search"])
+def test_truth_at_a_path_with_nul(made: Job, command: str) -> None:
+    refused(BAD_INPUT, "is not a path", command, made.index, made.queries, "--truth", "a\0b")

@@ -35,6 +35,8 @@ __all__ = [
 Progress = Callable[[int, float], None]
 Layout = tuple[str, tuple[int, ...]]
 
+MAX_BITS = 1 << 16
+
 
 @dataclass(frozen=True)
 class TrainingData:
@@ -152,6 +154,8 @@ class Hasher(TransformerMixin, BaseEstimator):
         """Refuse impossible settings; extended by methods with more of them."""
         if not is_integer(self.n_bits) or self.n_bits < 1:
             raise BadInputError(f"n_bits={self.n_bits!r}; use an integer of at least 1")
+        if self.n_bits > MAX_BITS:
+            raise BadInputError(f"n_bits={self.n_bits}; use at most {MAX_BITS}")
 
     def transform(self, X: Any) -> np.ndarray:
         """Packed codes (n, ceil(n_bits / 8)) uint8: little bit order, pad bits 0."""

@@ -23,6 +23,7 @@ from och_dist.store.segments import Segment, vectors_prefix
 from och_dist.store.versions import canonical, commit_version, sha256
 
 CHUNK_BYTES = 32 << 20
+MAX_CHUNKS = 1 << 22  # 128 TiB in chunks of the default size
 
 
 def ingest(
@@ -185,6 +186,10 @@ def _write_segment(
         raise BadInputError(f"none of the {origin.rows} rows is finite; the corpus would be empty")
     size = min(chunk_rows or default_chunk_rows(origin.dim, origin.dtype), rows)
     spec = ArraySpec(rows, origin.dim, origin.dtype, size, codec)
+    if spec.n_chunks > MAX_CHUNKS:
+        raise UsageError(
+            f"{rows} rows in chunks of {size} are {spec.n_chunks} chunks; use at most {MAX_CHUNKS}: set --chunk-rows"
+        )
     layout = None if ids is None else id_layout(ids, origin.rows, context)
     row_bytes = origin.dim * np.dtype(origin.dtype).itemsize + (layout.width if layout else 0)
     check_memory(context.client, 4 * size * row_bytes, f"a chunk of {size} rows")

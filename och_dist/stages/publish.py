@@ -156,7 +156,7 @@ def check_unmarked(objects: Objects, jobs: Sequence[Job]) -> None:
         if objects.size(f"{job.folder}/{COLLECTED}") is not None:
             raise ConflictError(
                 f"job {job.id} is being removed by 'och gc', and nothing was published; run 'och gc {objects.url}' to "
-                "the end, then 'och encode' again"
+                "the end, then this command again"
             )
 
 

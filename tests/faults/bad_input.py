@@ -144,6 +144,31 @@ def _in_model(name: str, data: bytes) -> Prepare:
     return prepare
 
 
+def _link(find: Callable[[Job], Path], words: str) -> Prepare:
+    """A part of a job lies elsewhere, as it was, and a link leads there."""
+
+    def prepare(folder: Path, job: Job) -> Words:
+        path = find(job)
+        path.rename(folder / "elsewhere")
+        path.symlink_to(folder / "elsewhere")
+        return [*words.format(out=folder / "new", **job._asdict()).split()]
+
+    return prepare
+
+
+def _strange_job(folder: Path, job: Job) -> Words:
+    """A link among the jobs of an index leads to somebody else's folder, which a collection would empty."""
+    (folder / "theirs").mkdir()
+    (folder / "theirs" / "file").write_text("precious")
+    (job.index / "segments" / "0123456789abcdef.0").symlink_to(folder / "theirs")
+    return ["gc", job.index, "--job", "0123456789abcdef"]
+
+
+def _only(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
 def _words(text: str) -> Prepare:
     def prepare(folder: Path, job: Job) -> Words:
         return [*text.format(out=folder / "new", **job._asdict()).split()]
@@ -164,6 +189,23 @@ def _pipeline(text: str) -> Prepare:
     return prepare
 
 
+def _segment_folder(job: Job) -> Path:
+    return _only(job.index / "segments")
+
+
+def _codes(job: Job) -> Path:
+    return _segment_folder(job) / "codes" / "c" / "1" / "0"
+
+
+def _index_manifest(job: Job) -> Path:
+    return _only(job.index / "versions")
+
+
+def _vectors(job: Job) -> Path:
+    return _only(job.corpus / "segments") / "vectors" / "c" / "1" / "0"
+
+
+ENCODE = "encode {corpus} {out} --model {model}"
 NESTED = b"[" * 200_000
 DIGITS = b'{"version": ' + b"9" * 100_000 + b"}"
 ROWS = small_rows(40)
@@ -242,6 +284,12 @@ CASES = [
     Case("a segment with NUL", INTEGRITY, "och: ", _manifest("corpus", _segment(id="a\0b"))),
     Case("a model above its store", INTEGRITY, "och: ", _manifest("index", lambda body: body.update(model="../../m"))),
     Case("a path with NUL", (USAGE, BAD_INPUT), "och: |Invalid", lambda folder, job: ["verify", f"{folder}/a\0b"]),
+    Case("a link for a chunk of codes", INTEGRITY, "a link that leads out", _link(_codes, "search {index} {queries}")),
+    Case("a link for a segment", INTEGRITY, "a link that leads out", _link(_segment_folder, "verify {index}")),
+    Case("a link for a manifest", INTEGRITY, "a link that leads out", _link(_index_manifest, "inspect {index}")),
+    Case("a link for a corpus chunk", INTEGRITY, "a link that leads out", _link(_vectors, ENCODE)),
+    Case("a link for a model", INTEGRITY, "a link that leads out", _link(lambda job: job.model, ENCODE)),
+    Case("a link among the jobs", INTEGRITY, "a link that leads out", _strange_job),
     Case("nested JSON as a corpus manifest", INTEGRITY, "not a sealed JSON", _replaced("corpus", NESTED)),
     Case("nested JSON as an index manifest", INTEGRITY, "not a sealed JSON", _replaced("index", NESTED)),
     Case("a number of 100,000 digits", INTEGRITY, "not a sealed JSON", _replaced("index", DIGITS)),
@@ -276,6 +324,8 @@ class BadInput:
                     raise
         if published(self.folder / "new"):
             raise Harm("something was published", wrong=1)
+        if (self.folder / "theirs").exists() and not (self.folder / "theirs" / "file").exists():
+            raise Harm("a file of somebody else was removed", lost=1)
 
 
 def faults(ground: Ground) -> Iterator[Fault]:

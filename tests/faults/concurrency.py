@@ -150,7 +150,7 @@ class Reader:
 def faults(ground: Ground) -> Iterator[Fault]:
     groups: dict[str, Callable[[], Any]] = {
         "three drivers of one job": lambda: Drivers(ground, models=(0, 0, 0)),
-        "three drivers of two models": lambda: Drivers(ground, models=(0, 1, 0)),
+        "three drivers of three models": lambda: Drivers(ground, models=(0, 1, 2)),
         "a publisher is overtaken": lambda: Overtaken(ground),
         "a reader during 12 publishes": lambda: Reader(ground),
     }

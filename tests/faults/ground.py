@@ -1,4 +1,4 @@
-"""Where faults are delivered: a small corpus, two models, the codes they must give, and how to look at an index."""
+"""Where faults are delivered: a small corpus, three models, the codes they must give, and how to look at an index."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from och_dist.store.index import find_index
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import open_objects
 
-FIRST, ROWS, DIM, BITS, CHUNK = 140, 200, 8, 12, 32
+FIRST, ROWS, DIM, BITS, CHUNK, MODELS = 140, 200, 8, 12, 32, 3
 DELETED = "3,40-70"
 GONE = frozenset({3, *range(40, 71)})
 NOTHING: dict[int, bytes] = {}
@@ -47,8 +47,11 @@ class Place:
         return str(self.folder / "models")
 
     def model(self, number: int = 0) -> str:
-        """The models by age; two of them are made."""
+        """The models by address; three of them are made."""
         return sorted(str(path) for path in (self.folder / "models").iterdir() if len(path.name) == 64)[number]
+
+    def forget_models(self) -> None:
+        shutil.rmtree(self.models)
 
 
 class Ground:
@@ -83,21 +86,21 @@ class Ground:
 
     @cached_property
     def trained(self) -> Place:
-        """The first rows as a corpus, and two models."""
+        """The first rows as a corpus, and three models."""
         place = Place(self.fresh())
         ingest([str(self.files[0])], place.corpus, chunk_rows=CHUNK)
-        for seed in (0, 1):
+        for seed in range(MODELS):
             train(place.corpus, place.models, bits=BITS, method="lsh", seed=seed)
         return place
 
     @cached_property
-    def codes(self) -> tuple[np.ndarray, np.ndarray]:
-        """The codes of all rows under either model, without corpus, index or chunks."""
+    def codes(self) -> list[np.ndarray]:
+        """The codes of all rows under each model, without corpus, index or chunks."""
         found = []
-        for number in (0, 1):
+        for number in range(MODELS):
             folder, address = split_model_path(self.trained.model(number))
             found.append(load_model(open_objects(folder), address).hasher.encode_block(self.vectors))
-        return found[0], found[1]
+        return found
 
     @cached_property
     def encoded(self) -> Place:
@@ -119,6 +122,10 @@ class Ground:
         place = self.copy(self.appended)
         delete(place.index, rows=DELETED)
         return place
+
+    def empty(self) -> Place:
+        """A place for a new job."""
+        return Place(self.fresh())
 
     def copy(self, place: Place) -> Place:
         target = self.fresh()
@@ -167,5 +174,11 @@ def check_visible(index: str, *allowed: Mapping[int, bytes]) -> None:
     seen = find_index(index)
     found = NOTHING if seen is None else live_codes(index)
     if found not in allowed:
+        changed = [state for state in allowed if state.keys() == found.keys()]
+        wrong = min((sum(state[row] != code for row, code in found.items()) for state in changed), default=0)
         sizes = " or ".join(str(len(state)) for state in allowed)
-        raise Harm(f"a reader of {index} sees {len(found)} rows; {sizes} rows were published", half_visible=1)
+        raise Harm(
+            f"a reader of {index} sees {len(found)} rows, {wrong} of them wrong; {sizes} rows were published",
+            wrong=wrong,
+            half_visible=int(not wrong),
+        )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+import zarr
+from zarr.codecs import Crc32cCodec
 
-from och_dist.stages import publish, verify
-from och_dist.store import arrays
-from och_dist.store.objects import LocalObjects, Objects, Put
+# All modules that look at checksums, so that none of them is imported later, with its guard up.
+from och_dist.stages import compact, damage, publish, repair, segments, verify  # noqa: F401
+from och_dist.store import arrays, index
+from och_dist.store.objects import BucketObjects, LocalObjects, Objects, Put
 
 
 class Anything:
@@ -33,9 +38,16 @@ class NoChecksum:
 
 
 def _crc32c(patch: pytest.MonkeyPatch) -> None:
-    for module in (arrays, publish, verify):
-        if hasattr(module, "google_crc32c"):
+    """Nobody computes a checksum any more, neither our modules nor Zarr's codec."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("och_dist.") and hasattr(module, "google_crc32c"):
             patch.setattr(module, "google_crc32c", NoChecksum)
+    patch.setattr(repair, "_checksum", lambda block, spec: Anything())
+    patch.setattr(Crc32cCodec, "_decode_sync", _without_looking)
+
+
+def _without_looking(self: Crc32cCodec, chunk_bytes: Any, chunk_spec: Any) -> Any:
+    return chunk_spec.prototype.buffer.from_array_like(chunk_bytes.as_numpy_array()[:-4])
 
 
 def _write_once(patch: pytest.MonkeyPatch) -> None:
@@ -44,23 +56,48 @@ def _write_once(patch: pytest.MonkeyPatch) -> None:
         self._create(key, data)
         return Put.WON
 
-    patch.setattr(LocalObjects, "put", overwrite)
+    for store in (LocalObjects, BucketObjects):
+        patch.setattr(store, "put", overwrite)
 
 
 def _strict_reads(patch: pytest.MonkeyPatch) -> None:
-    plain = arrays.ObjectZarrStore.__init__
+    """A missing chunk is read as the fill value, through Zarr and beside it."""
+    plain, plain_chunk = arrays.ObjectZarrStore.__init__, arrays.read_plain_chunk
 
     def lenient(self: Any, objects: Objects, prefix: str = "", *, strict: bool = True) -> None:
         plain(self, objects, prefix, strict=False)
 
+    def chunk_or_zeros(objects: Objects, prefix: str, spec: arrays.ArraySpec, chunk: int) -> np.ndarray:
+        if objects.size(arrays.chunk_key(prefix, chunk)) is None:
+            low, high = spec.bounds(chunk)
+            return np.zeros((high - low, spec.width), np.uint8)
+        return plain_chunk(objects, prefix, spec, chunk)
+
     patch.setattr(arrays.ObjectZarrStore, "__init__", lenient)
+    patch.setattr(index, "read_plain_chunk", chunk_or_zeros)
+
+
+class Unwritten(dict[str, arrays.Written]):
+    """What was written, and something for the chunks that Zarr left out."""
+
+    def __missing__(self, key: str) -> arrays.Written:
+        return arrays.Written(0, 0)
 
 
 def _stored_empty_chunks(patch: pytest.MonkeyPatch) -> None:
-    import zarr
+    """Zarr leaves out, and would delete, a chunk that is all zero, and nobody minds."""
+    plain, plain_init = zarr.Array.with_config, arrays.ObjectZarrStore.__init__
 
-    plain = zarr.Array.with_config
+    def forgetful(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain_init(self, *args, **kwargs)
+        self.written = Unwritten()
+
+    async def ignore(self: Any, key: str) -> None:
+        return None
+
     patch.setattr(zarr.Array, "with_config", lambda self, config: plain(self, {**config, "write_empty_chunks": False}))
+    patch.setattr(arrays.ObjectZarrStore, "__init__", forgetful)
+    patch.setattr(arrays.ObjectZarrStore, "delete", ignore)
 
 
 def _publish_check(patch: pytest.MonkeyPatch) -> None:
@@ -71,19 +108,38 @@ def _publish_check(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(publish, "check_chunk", believe)
 
 
-GUARDS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str]] = {
-    "crc32c": (_crc32c, "store_damage"),
-    "write-once": (_write_once, "concurrency"),
-    "strict-reads": (_strict_reads, "store_damage"),
-    "stored-empty-chunks": (_stored_empty_chunks, "store_damage"),
-    "publish-check": (_publish_check, "store_damage"),
+@dataclass(frozen=True)
+class Guard:
+    """How to switch a guard off, the group whose faults it guards against, and words of some of these: those that are
+    not survived without it, and others that are."""
+
+    switch_off: Callable[[pytest.MonkeyPatch], None]
+    group: str
+    not_survived: tuple[str, ...]
+    survived: str
+
+
+GUARDS = {
+    "crc32c": Guard(_crc32c, "store_damage", ("corpus chunk, flip", "code chunk, flip"), "code chunk, cut"),
+    "write-once": Guard(_write_once, "concurrency", ("a publisher is overtaken",), "a reader during 12 publishes"),
+    "strict-reads": Guard(
+        _strict_reads, "store_damage", ("corpus chunk, delete", "code chunk, delete"), "code chunk, cut"
+    ),
+    "stored-empty-chunks": Guard(
+        _stored_empty_chunks, "store_damage", ("chunk of zeros, delete",), "code chunk, delete"
+    ),
+    "publish-check": Guard(
+        _publish_check,
+        "store_damage",
+        ("codes/c/1/0 of a job, flip", "codes/c/1/0 of a job, delete"),
+        "code chunk, flip",
+    ),
 }
 
 
 @contextmanager
-def broken(guard: str) -> Iterator[str]:
-    """Work without a guard; yields the group whose faults it guards against."""
-    switch_off, group = GUARDS[guard]
+def broken(guard: str) -> Iterator[Guard]:
+    """Work without a guard."""
     with pytest.MonkeyPatch.context() as patch:
-        switch_off(patch)
-        yield group
+        GUARDS[guard].switch_off(patch)
+        yield GUARDS[guard]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Collection
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
@@ -20,19 +21,24 @@ GROUPS = (
     "crash_points",
     "store_damage",
     "bad_input",
+    "fuzz",
+    "state_machine",
     "real_kills",
     "concurrency",
     "cluster",
     "disk",
     "network",
+    "object_store",
     "security",
 )
 LONG_ONLY: tuple[str, ...] = ("disk", "network")
 
 
-def run(group: str, ground: Ground) -> Tally:
-    """Deliver the faults of a group, which is a module of this folder."""
-    return run_group(group.replace("_", " "), import_module(f"faults.{group}").faults(ground))
+def run(group: str, ground: Ground, only: Collection[str] | None = None) -> Tally:
+    """Deliver the faults of a group, which is a module of this folder; ``only`` names some of them."""
+    faults = import_module(f"faults.{group}").faults(ground)
+    chosen = (fault for fault in faults if only is None or fault.name in only)
+    return run_group(group.replace("_", " "), chosen)
 
 
 def prepare(ground: Ground) -> Ground:

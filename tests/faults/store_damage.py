@@ -142,7 +142,10 @@ class UnpublishedDamage:
             if self.how != "delete" or self.what.startswith("codes"):
                 gc(index, jobs=[job["job"]])
             _encode(self.place)
-        check_index(index, self.ground.live(FIRST))
+        try:
+            check_index(index, self.ground.live(FIRST))
+        except OchError as error:
+            raise Harm(f"a damaged chunk was published: {error}", lost=CHUNK) from None
 
 
 class DamagedInput:

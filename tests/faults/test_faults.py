@@ -21,8 +21,11 @@ def test_every_fault_is_survived(group: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("guard", GUARDS)
 def test_without_a_guard_faults_are_not_survived(guard: str, tmp_path: Path) -> None:
+    """Those that it guards against do harm, and only those: what else is delivered is survived."""
     ground = prepare(Ground(tmp_path))
-    with broken(guard) as group:
-        tally = run(group, ground)
-    assert tally.survived < tally.injected, f"nothing needs {guard}"
-    assert tally.survived > 0
+    with broken(guard) as missing:
+        tally = run(missing.group, ground, {*missing.not_survived, missing.survived})
+    assert tally.injected == len(missing.not_survived) + 1
+    assert tally.survived == 1
+    for name in missing.not_survived:
+        assert any(f"{name}: Harm: " in failure for failure in tally.failures), tally.failures

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, OchError, UsageError
-from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, Put, check_key, open_objects
+from och_dist.store.keys import check_key
+from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, Put, open_objects
 
 HOSTILE = ["", ".", "..", "/etc/passwd", "a/../b", "../a", "a//b", "a/./b", "./a", "a/", "a\\b", "a\0b", "a/.."]
 
@@ -312,3 +313,29 @@ def test_local_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir("/")
     assert relative.get("key") == b"1"
     assert pickle.loads(pickle.dumps(relative)).url == str(folder)
+
+
+def test_links_do_not_lead_out(tmp_path: Path) -> None:
+    outside, store = tmp_path / "outside", tmp_path / "store"
+    (outside / "folder").mkdir(parents=True)
+    (outside / "folder" / "key").write_bytes(b"theirs")
+    objects = LocalObjects(store)
+    objects.put("inside/key", b"ours")
+    (store / "folder").symlink_to(outside / "folder")
+    (store / "file").symlink_to(outside / "folder" / "key")
+    for action in (objects.read, objects.size, lambda key: objects.put(key, b"1")):
+        for key in ("folder/key", "folder/new", "file"):
+            with pytest.raises(IntegrityError, match="a link that leads out of"):
+                action(key)
+    for action in (objects.delete_below, objects.folders, lambda key: list(objects.list(key))):
+        with pytest.raises(IntegrityError, match="a link that leads out of"):
+            action("folder")
+    with pytest.raises(IntegrityError, match="a link that leads out of"):
+        objects.delete("folder/key")
+    objects.delete("file")
+    assert not (store / "file").is_symlink()
+    assert [path.name for path in (outside / "folder").iterdir()] == ["key"]
+    (store / "other").symlink_to("inside")
+    assert objects.get("other/key") == b"ours"
+    (tmp_path / "link").symlink_to(store)
+    assert LocalObjects(tmp_path / "link").get("inside/key") == b"ours"

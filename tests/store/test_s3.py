@@ -179,6 +179,11 @@ def test_a_service_without_put_if_absent_is_refused(careless_s3: str, s3: str) -
     open_objects(s3).require_put_if_absent()
 
 
+def test_a_lost_answer_does_not_discredit_a_service(lossy_s3: str) -> None:
+    open_objects(lossy_s3).require_put_if_absent()
+    assert list(open_objects(lossy_s3).list("")) == []
+
+
 def test_ingest_refuses_a_service_without_put_if_absent(careless_s3: str) -> None:
     from och_dist.stages.ingest import generate
 
