@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from och_dist import pinned
 from och_dist.graph import reduce_tasks
 from och_dist.stages.filters import Selection
@@ -46,6 +48,11 @@ FEW_PARTITIONS = 32
 
 
 Answer = Callable[[], Any]
+Advance = Callable[[int], None]
+
+
+def quietly(count: int) -> None:
+    """Tells nobody about progress."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class AnswerPartition:
     partition: Partition
     question: Question
     selection: Selection
+    share: int = 0
+    """Of the queries, so many count as done when it is."""
 
 
 def answer_partition(task: AnswerPartition, queries: QueryBatch) -> Any:
@@ -139,18 +148,27 @@ class ReadEachTime:
         self.client, self.threads = client, threads
         self._partitions = partitions_of(index, 1 if client is None else min(MAX_TASKS, len(index.chunks)))
 
-    def start(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
-        tasks = [AnswerPartition(part, question, selection.within(part.start, part.stop)) for part in self._partitions]
-        return lambda: self._answer(tasks, question, queries)
+    def start(
+        self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance = quietly
+    ) -> Answer:
+        shares = np.diff(np.linspace(0, len(queries), len(self._partitions) + 1).astype(int)).tolist()
+        tasks = [
+            AnswerPartition(part, question, selection.within(part.start, part.stop), share)
+            for part, share in zip(self._partitions, shares, strict=True)
+        ]
+        return lambda: self._answer(tasks, question, queries, advance)
 
-    def _answer(self, tasks: list[AnswerPartition], question: Question, queries: QueryBatch) -> Any:
+    def _answer(self, tasks: list[AnswerPartition], question: Question, queries: QueryBatch, advance: Advance) -> Any:
         if self.client is not None or self.threads == 1:
-            name = "search_partition"
-            return reduce_tasks(answer_partition, tasks, question.merge, client=self.client, name=name, shared=queries)
+            return reduce_tasks(
+                answer_partition, tasks, question.merge, client=self.client, name="search_partition", shared=queries,
+                advance=None if advance is quietly else advance, weight=lambda task: task.share,
+            )  # fmt: skip
         best: Any = None
         with ThreadPoolExecutor(self.threads, thread_name_prefix="och-search") as pool:
-            for part in pool.map(lambda task: answer_partition(task, queries), tasks):
+            for task, part in zip(tasks, pool.map(lambda task: answer_partition(task, queries), tasks), strict=True):
                 best = part if best is None else question.merge([best, part])
+                advance(task.share)
         return best
 
     def close(self) -> None:

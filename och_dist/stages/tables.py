@@ -116,7 +116,7 @@ def build_tables(
         small_rows=small,
         substrings=sorted({part.layout.substrings for part in wanted if part.layout is not None}),
         bytes_out=sum(written),
-        memory=sum(part.nbytes(opened) for part in wanted),
+        memory_bytes=sum(part.nbytes(opened) for part in wanted),
     )
 
 
