@@ -43,8 +43,8 @@ KEPT_SELECTIONS = 4
 FEW_ROWS = 1 << 22
 COPIED_BYTES = 64 << 20
 FEW_QUERIES = 64
-FEW_PARTITIONS = 32
-"""Up to so many, workers are asked at once and answer this process; more are merged on the way, by tasks."""
+FEW_ANSWERS = 32
+"""Up to so many threads of workers are asked at once and answer this process; more are merged on the way, by tasks."""
 
 
 Answer = Callable[[], Any]
@@ -182,8 +182,8 @@ class PinnedOnWorkers:
     copy (``copies``), each answers a share of the queries, and few queries are all answered by one.
     """
 
-    def __init__(self, partitions: Sequence[Partition], client: Client, *, copies: bool = False) -> None:
-        self.client, self.copies = client, copies
+    def __init__(self, partitions: Sequence[Partition], client: Client, threads: int, *, copies: bool = False) -> None:
+        self.client, self.threads, self.copies = client, threads, copies
         self._partitions = partitions
         self._loading = threading.Lock()
         self._pinned: list[Future] | None = None
@@ -216,9 +216,10 @@ class PinnedOnWorkers:
             payloads, combine = [queries[i : i + size] for i in range(0, len(queries), size)], question.join
             turn = next(self._turn)
             futures = [futures[(turn + i) % len(futures)] for i in range(len(payloads))]
-        if len(futures) > FEW_PARTITIONS or not all(future.done() for future in futures):
+        if self.threads > FEW_ANSWERS or not all(future.done() for future in futures):
             return self._scheduled(question, futures, payloads, combine)
-        finish = pinned.ask(question.answer, futures, payloads, client=self.client)
+        merge = None if self.copies else question.merge
+        finish = pinned.ask(question.answer, futures, payloads, client=self.client, merge=merge)
 
         def answer() -> Any:
             parts = finish()
@@ -282,12 +283,14 @@ class Room:
 
     def copies_fit(self, size: int) -> bool:
         """Whether every worker may hold a copy of ``size`` bytes; one with many threads would use one of them."""
-        few = 1 < self.workers == self.threads <= FEW_PARTITIONS
+        few = 1 < self.workers == self.threads <= FEW_ANSWERS
         return few and size <= COPIED_BYTES and size * self.workers <= self.memory
 
     def hold(self, partitions: Sequence[Partition]) -> HeldHere | PinnedOnWorkers:
         """Keep partitions in memory."""
-        return HeldHere(partitions, self.threads) if self.client is None else PinnedOnWorkers(partitions, self.client)
+        if self.client is None:
+            return HeldHere(partitions, self.threads)
+        return PinnedOnWorkers(partitions, self.client, self.threads)
 
 
 def hold_flat(index: Index, room: Room, *, resident: bool | None) -> Holder:
@@ -295,7 +298,7 @@ def hold_flat(index: Index, room: Room, *, resident: bool | None) -> Holder:
     fits = laid_out_bytes(index) <= room.memory if resident is None else resident
     if fits and room.client is not None and room.copies_fit(laid_out_bytes(index)):
         whole = partitions_of(index, 1)
-        return PinnedOnWorkers(whole * room.workers, room.client, copies=True)
+        return PinnedOnWorkers(whole * room.workers, room.client, room.threads, copies=True)
     if fits:
         return room.hold(partitions_of(index, 1 if room.client is None else room.threads))
     return ReadEachTime(index, room.client, room.threads if room.client is None else 1)

@@ -97,7 +97,8 @@ class Told:
         with self.lock:
             count = min(count, self.left)
             self.left -= count
-        self.advance(count)
+        if count:
+            self.advance(count)
 
     @property
     def within(self) -> Advance:
