@@ -327,7 +327,7 @@ def test_long_batches_are_asked_in_pieces_and_tell_of_them(
 def test_reading_codes_tells_of_every_partition(
     indexes: dict[str, str], queries: np.ndarray, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holders, "partitions_of", lambda index, at_least: partitions_of(index, at_least, 1 << 11))
+    monkeypatch.setattr(holders, "partitions_of", lambda index, at_least: partitions_of(index, 4))
     for way in ({"threads": 1}, {"threads": 2}, {"client": client}):
         told: list[int] = []
         with open_index(indexes["plain"], resident=False, **way) as searcher:
@@ -377,6 +377,7 @@ def test_later_partitions_of_a_worker_know_what_earlier_ones_found(
         seen.append(so_far is not None)
         return answer(self, held, batch, so_far)
 
+    watched.__name__ = "answer"  # by which a method travels
     with (
         open_index(indexes["deleted"], threads=1) as plain,
         open_index(indexes["deleted"], client=client, resident=True, method=method) as searcher,
