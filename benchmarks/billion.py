@@ -14,7 +14,6 @@ import json
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,16 +21,12 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.made_index import write_index
 from och_dist import LSH
 from och_dist.stages.searcher import Searcher, open_index
-from och_dist.store.arrays import write_chunk
-from och_dist.store.index import IndexSegment, find_index, model_objects, next_version
-from och_dist.store.jobs import Job, begin_job
-from och_dist.store.model import save_model
-from och_dist.store.objects import open_objects
-from och_dist.store.versions import commit_version
+from och_dist.store.index import find_index
 
-BITS, CENTRES, CHUNK_ROWS, CHECKED = 64, 1_000_000, 65_536, 10
+BITS, CENTRES, CHECKED = 64, 1_000_000, 10
 
 
 @cache
@@ -48,21 +43,10 @@ def some_codes(number: int, rows: int) -> np.ndarray:
 
 
 def make_index(path: Path, rows: int) -> None:
-    """Write and publish generated codes through the store's own functions."""
+    """Write and publish generated codes; the model only stands for one, as the queries are codes too."""
     vectors = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
-    objects = open_objects(str(path))
-    address = save_model(model_objects(objects.url), LSH(BITS, random_state=0).fit(vectors), {})
-    job = Job(address, BITS, 0, rows, min(CHUNK_ROWS, rows), f"generated {rows}")
-    begin_job(objects, job)
-
-    def write(number: int) -> int:
-        low, high = job.rows(number)
-        return write_chunk(objects, f"{job.folder}/codes", number, some_codes(number, high - low)).crc
-
-    with ThreadPoolExecutor(2) as pool:
-        digests = np.array(list(pool.map(write, range(job.spec.n_chunks))), "<u4")
-    corpus = {"url": "generated", "version": 0, "fingerprint": "none"}
-    commit_version(objects, next_version(None, (IndexSegment(job, digests),), corpus, objects.url).to_json())
+    hasher = LSH(BITS, random_state=0).fit(vectors)
+    write_index(path, hasher, rows, lambda number, start, stop: some_codes(number, stop - start))
 
 
 def plain_scan(searcher: Searcher, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,47 +1,73 @@
-"""Exact Hamming search against faiss.IndexBinaryFlat, in one process and one run.
+"""Exact Hamming search against faiss.IndexBinaryFlat through the public API, in one run.
 
-    python -m benchmarks.search [--rows 1000000] [--queries 1000] [--bits 32 64 128 256] [--k 10 100 1000]
+    python -m benchmarks.search --dir DIR [--rows 1000000] [--queries 1000] [--bits 64] [--k 10 100] [--prepare]
 
-Codes: uniform random bits; OCH codes of generated GIST-like rows; OCH codes of real GIST rows (tiny100k, copied with a
-little noise up to the number of rows), where the folder named by OCH_SHARED_DATA or ../shared/data has them. One thread
-is measured in CPU time, two threads in wall time, the best of some repeats taken in turn. FAISS is given the better of
-its two selections (``use_heap`` True and False). Every answer is compared: distances and, since this FAISS also keeps
-the lowest rows among equals, rows.
+Three kinds of codes: uniform random bits; OCH codes of generated GIST-like vectors; OCH codes of real GIST descriptors
+(tiny100k, copied with a little noise up to the number of rows; left out where the folder named by OCH_SHARED_DATA, or
+../shared/data, has none). The indexes are made once, in DIR; ``--prepare`` stops then. Each is opened with
+``open_index`` and asked with ``search_codes``; FAISS is asked the same packed codes.
+
+One thread is measured in CPU time, two threads and workers in wall time: the best of some repeats in which all take
+turns, with a rest between them, so that no thread of one is still spinning while the other is measured. At the end it
+says how busy others kept the machine meanwhile. FAISS is given the better of its two selections (``use_heap``), and for
+two threads half of its CPU time with one where that is less, as if it scaled perfectly. Every answer is compared:
+distances and, since this FAISS also keeps the lowest rows among equals, rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
+import psutil
 from numba import njit
 
-from och_dist import OCH
+from benchmarks.made_index import write_index
+from och_dist import LSH, OCH
+from och_dist.cluster import ClusterOptions, connect
+from och_dist.hashers.base import Hasher
 from och_dist.kernels.gistlike import gist_rows
-from och_dist.kernels.hamming import CodeBlock, hamming_top_k, lay_out, popcount
+from och_dist.kernels.hamming import popcount
+from och_dist.machine import describe_machine
+from och_dist.stages.searcher import Searcher, open_index
+from och_dist.store.index import find_index
 
-GOALS = {(64, 10): 8, (64, 100): 8, (64, 1000): 4, (128, 100): 5, (128, 1000): 3, (32, 100): 4, (256, 100): 4}
-"""Wanted ratios by (bits, k)."""
+GOALS = {(32, 100): 4, (64, 10): 8, (64, 100): 8, (64, 1000): 4, (128, 100): 5, (128, 1000): 3, (256, 100): 4}
+"""Wanted ratios by (bits, k); these are what is measured unless told otherwise."""
 
+SHARE = 0.8
+"""Of the rate of two threads, two workers are to reach so much."""
+
+BATCHES = (1000, 4000)
+SINGLES = 200
+SINGLE_GOAL = 2.0
+REST = 0.05
+OURS = 4
 REAL_ROWS = "tiny100k_gist384_f16.npy"
-TRAINING_ROWS, BLOCK_ROWS, NOISE = 10_000, 50_000, 0.1
+TRAINING_ROWS, BLOCK_ROWS, NOISE, SEED = 10_000, 50_000, 0.1, 0
 
 Answer = tuple[np.ndarray, np.ndarray]
+Action = Callable[[], Any]
+Made = tuple[Hasher, np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """``codes`` (n, bytes) and ``queries`` (q, bytes), packed."""
+    """An index at ``path``, its packed ``codes`` (n, bytes) for FAISS, and packed ``queries`` (q, bytes)."""
 
     name: str
     bits: int
+    path: str
     codes: np.ndarray
     queries: np.ndarray
 
@@ -50,85 +76,152 @@ class Problem:
         return f"{self.name}, {self.bits} bits: {distinct / len(self.codes):.0%} of the codes are distinct"
 
 
-def uniform(rows: int, queries: int, bits: int) -> Problem:
-    made = np.random.default_rng(0).integers(0, 256, (rows + queries, bits // 8), dtype=np.uint8)
-    return Problem("uniform", bits, made[:rows], made[rows:])
+def uniform(rows: int, queries: int, bits: int) -> Made:
+    rng = np.random.default_rng(SEED)
+    made = rng.integers(0, 256, (rows + queries, bits // 8), dtype=np.uint8)
+    hasher = LSH(bits, random_state=SEED).fit(rng.normal(size=(100, 8)).astype(np.float32))
+    return hasher, made[:rows], made[rows:]
 
 
-def generated(rows: int, queries: int, bits: int) -> Problem:
+def generated(rows: int, queries: int, bits: int) -> Made:
     """OCH codes of GIST-like rows; queries are rows of the same world that are not in the database."""
-    hasher = OCH(bits).fit(gist_rows(0, TRAINING_ROWS, dim=384, seed=0))
+    hasher = OCH(bits, random_state=SEED).fit(gist_rows(0, TRAINING_ROWS, dim=384, seed=SEED))
     starts = range(0, rows + queries, BLOCK_ROWS)
     ends = [min(start + BLOCK_ROWS, rows + queries) for start in starts]
-    blocks = (gist_rows(start, end - start, dim=384, seed=0) for start, end in zip(starts, ends, strict=True))
+    blocks = (gist_rows(start, end - start, dim=384, seed=SEED) for start, end in zip(starts, ends, strict=True))
     codes = np.concatenate([hasher.transform(block) for block in blocks])
-    return Problem("GIST-like", bits, codes[:rows], codes[rows:])
+    return hasher, codes[:rows], codes[rows:]
 
 
-def real(rows: int, queries: int, bits: int) -> Problem | None:
+def real(rows: int, queries: int, bits: int) -> Made | None:
     """OCH codes of real rows: first as they are, then again with noise, until there are enough of them."""
     folder = Path(os.environ.get("OCH_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
     if not (folder / REAL_ROWS).exists():
         return None
     vectors = np.load(folder / REAL_ROWS).astype(np.float32)
     base = vectors[queries:]
-    hasher, rng = OCH(bits).fit(base[:TRAINING_ROWS]), np.random.default_rng(0)
+    hasher, rng = OCH(bits, random_state=SEED).fit(base[:TRAINING_ROWS]), np.random.default_rng(SEED)
     spread = NOISE * base.std(axis=0)
     parts = [hasher.transform(base[:rows])]
     while sum(map(len, parts)) < rows:
         noise = rng.standard_normal(base.shape, dtype=np.float32) * spread
         parts.append(hasher.transform(base + noise))
-    return Problem("tiny100k", bits, np.concatenate(parts)[:rows], hasher.transform(vectors[:queries]))
+    return hasher, np.concatenate(parts)[:rows], hasher.transform(vectors[:queries])
 
 
-def best_of(actions: dict[str, Callable[[], Answer]], clock: Callable[[], float], repeats: int) -> dict[str, float]:
+KINDS: dict[str, Callable[[int, int, int], Made | None]] = {
+    "uniform": uniform, "GIST-like": generated, "tiny100k": real,
+}  # fmt: skip
+
+
+def problem(folder: Path, name: str, rows: int, queries: int, bits: int) -> Problem | None:
+    """The problem of a kind, made unless it is in ``folder`` already."""
+    path = folder / f"{name}-{rows}-{bits}"
+    asked = path.with_suffix(f".{queries}.npy")
+    if find_index(str(path)) is None or not asked.exists():
+        if (made := KINDS[name](rows, queries, bits)) is None:
+            return None
+        hasher, codes, packed = made
+        np.save(asked, packed)
+        if find_index(str(path)) is None:
+            write_index(path, hasher, rows, lambda number, start, stop: codes[start:stop])
+    with open_index(str(path)) as searcher:
+        stored = np.concatenate([block for _, block in searcher.index.blocks()])
+    return Problem(name, bits, str(path), stored, np.load(asked))
+
+
+def best_of(
+    actions: dict[str, Action], repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Least time of each action; they take turns, so that a busy moment does not hit one of them alone."""
     times: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(repeats):
         for name, action in actions.items():
+            time.sleep(REST)
             start = clock()
             action()
             times[name].append(clock() - start)
     return {name: min(values) for name, values in times.items()}
 
 
-def in_threads(pool: ThreadPoolExecutor, queries: np.ndarray, block: CodeBlock, k: int) -> Answer:
-    """Halves of the queries side by side."""
-    middle = len(queries) // 2
-    halves = list(pool.map(lambda part: hamming_top_k(part, block, k), (queries[:middle], queries[middle:])))
-    return np.concatenate([part[0] for part in halves]), np.concatenate([part[1] for part in halves])
-
-
-def measure(problem: Problem, ks: list[int], repeats: int) -> Iterator[str]:
-    """Rows of the table."""
-    block, index = lay_out(problem.codes, problem.bits), faiss.IndexBinaryFlat(problem.bits)
-    index.add(problem.codes)
-    queries = problem.queries
-
-    def peer(k: int, heap: bool) -> Answer:
-        index.use_heap = heap
-        return index.search(queries, k)
-
-    with ThreadPoolExecutor(2) as pool:
-        for k in ks:
-            same = compared(hamming_top_k(queries, block, k), peer(k, True))
-            peers = {f"faiss {heap}": lambda k=k, heap=heap: peer(k, heap) for heap in (True, False)}  # type: ignore[misc]
-            faiss.omp_set_num_threads(1)
-            one = best_of({"ours": lambda k=k: hamming_top_k(queries, block, k), **peers}, time.process_time, repeats)  # type: ignore[misc]
-            faiss.omp_set_num_threads(2)
-            two = best_of(
-                {"ours": lambda k=k: in_threads(pool, queries, block, k), **peers}, time.perf_counter, repeats
-            )  # type: ignore[misc]
-            cells = [problem.name, f"{problem.bits}", f"{k}"]
-            for found in (one, two):
-                theirs = min(found[name] for name in peers)
-                cells += [f"{1e3 * found['ours']:.1f}", f"{1e3 * theirs:.0f}", f"{theirs / found['ours']:.1f}"]
-            yield "| " + " | ".join([*cells, f"{GOALS.get((problem.bits, k), '')}", same]) + " |"
-
-
 def compared(ours: Answer, theirs: Answer) -> str:
     same = ("distances", "rows")
     return " and ".join(name for name, a, b in zip(same, ours, theirs, strict=True) if np.array_equal(a, b)) or "NONE"
+
+
+class Contest:
+    """One problem, opened by one and by two threads, by two workers, and by FAISS."""
+
+    def __init__(self, given: Problem, client: Any, repeats: int) -> None:
+        self.given, self.repeats = given, repeats
+        self.index = faiss.IndexBinaryFlat(given.bits)
+        self.index.add(given.codes)
+        self.one = open_index(given.path, threads=1)
+        self.two = open_index(given.path, threads=2)
+        self.workers = open_index(given.path, client=client)
+
+    def close(self) -> None:
+        for searcher in (self.one, self.two, self.workers):
+            searcher.close()
+
+    def peer(self, k: int, heap: bool, threads: int) -> Answer:
+        faiss.omp_set_num_threads(threads)
+        self.index.use_heap = heap
+        return self.index.search(self.given.queries, k)
+
+    def against_faiss(self, k: int) -> str:
+        """A row of the first table."""
+        queries = self.given.queries
+        right = self.peer(k, True, 2)
+        same = {compared(searcher.search_codes(queries, k=k), right) for searcher in (self.one, self.two)}
+        one = self._times(self.one, k, 1)
+        two = self._times(self.two, k, 2)
+        two["faiss"] = min(two["faiss"], one["faiss"] / 2)
+        cells = [self.given.name, f"{self.given.bits}", f"{k}"]
+        for found in (one, two):
+            ours, theirs = found["ours"], found["faiss"]
+            cells += [f"{1e3 * ours:.1f}", f"{1e3 * theirs:.0f}", f"{theirs / ours:.1f}"]
+        return "| " + " | ".join([*cells, f"{GOALS.get((self.given.bits, k), '')}", " / ".join(sorted(same))]) + " |"
+
+    def _times(self, searcher: Searcher, k: int, threads: int) -> dict[str, float]:
+        """Seconds of ours and of FAISS' better selection."""
+        actions: dict[str, Action] = {f"faiss {heap}": partial(self.peer, k, heap, threads) for heap in (True, False)}
+        for number in range(OURS):  # it is much shorter, so it takes more turns
+            actions[f"ours {number}"] = partial(searcher.search_codes, self.given.queries, k=k)
+        found = best_of(actions, self.repeats, time.thread_time if threads == 1 else time.perf_counter)
+        return {name: min(found[key] for key in found if key.startswith(name)) for name in ("ours", "faiss")}
+
+    def on_workers(self, k: int) -> Iterator[str]:
+        """Rows of the second table: the same batches by two threads and by two workers."""
+        for size in BATCHES:
+            queries = np.tile(self.given.queries, (-(-size // len(self.given.queries)), 1))[:size]
+            same = compared(self.workers.search_codes(queries, k=k), self.two.search_codes(queries, k=k))
+            actions: dict[str, Action] = {
+                "threads": lambda queries=queries: self.two.search_codes(queries, k=k),  # type: ignore[misc]
+                "workers": lambda queries=queries: self.workers.search_codes(queries, k=k),  # type: ignore[misc]
+            }
+            best_of(actions, 2)
+            found = best_of(actions, OURS * self.repeats)
+            cells = [self.given.name, f"{self.given.bits}", f"{k}", f"{size:,}"]
+            cells += [f"{1e3 * found[name]:.1f}" for name in ("threads", "workers")]
+            yield "| " + " | ".join([*cells, f"{found['threads'] / found['workers']:.0%}", f"{SHARE:.0%}", same]) + " |"
+
+    def one_by_one(self, k: int) -> str:
+        """A row of the third table: single queries of 64 bits, by one thread."""
+        words = np.ascontiguousarray(self.given.codes).view(np.uint64).reshape(-1)
+        queries = self.given.queries[:SINGLES]
+        values = queries.view(np.uint64)[:, 0]
+        bare_scan(words[:1], values[0])
+        faiss.omp_set_num_threads(1)
+        actions: dict[str, Action] = {
+            "bare": lambda: [bare_scan(words, value) for value in values],
+            "ours": lambda: [self.one.search_codes(queries[i : i + 1], k=k) for i in range(len(queries))],
+            "faiss": lambda: [self.index.search(queries[i : i + 1], k) for i in range(len(queries))],
+        }
+        found = best_of(actions, self.repeats, time.thread_time)
+        bare, ours, theirs = (1e6 * found[name] / len(queries) for name in ("bare", "ours", "faiss"))
+        cells = [self.given.name, f"{k}", f"{bare:.0f}", f"{ours:.0f}", f"{theirs:.0f}"]
+        return "| " + " | ".join([*cells, f"{ours / bare:.2f}", f"under {SINGLE_GOAL:g}"]) + " |"
 
 
 @njit(nogil=True)
@@ -140,52 +233,84 @@ def bare_scan(words, query):  # type: ignore[no-untyped-def]
     return total
 
 
-def one_by_one(problem: Problem, ks: list[int], repeats: int) -> Iterator[str]:
-    """Rows of the table for single queries of 64 bits."""
-    block, index = lay_out(problem.codes, problem.bits), faiss.IndexBinaryFlat(problem.bits)
-    index.add(problem.codes)
-    words = np.ascontiguousarray(problem.codes).view(np.uint64).reshape(-1)
-    queries = problem.queries[:200]
-    values = queries.view(np.uint64)[:, 0]
-    faiss.omp_set_num_threads(1)
-    for k in ks:
-        actions = {
-            "bare": lambda: [bare_scan(words, value) for value in values],
-            "ours": lambda k=k: [hamming_top_k(queries[i : i + 1], block, k) for i in range(len(queries))],  # type: ignore[misc]
-            "faiss": lambda k=k: [index.search(queries[i : i + 1], k) for i in range(len(queries))],  # type: ignore[misc]
-        }
-        bare_scan(words[:1], values[0])
-        found = best_of(actions, time.process_time, repeats)  # type: ignore[arg-type]
-        per_query = [1e6 * found[name] / len(queries) for name in ("bare", "ours", "faiss")]
-        cells = [problem.name, f"{k}", *(f"{value:.0f}" for value in per_query), f"{per_query[1] / per_query[0]:.2f}"]
-        yield "| " + " | ".join(cells) + " |"
+class Others:
+    """The share of all cores that processes other than this one and its children used since it was made."""
+
+    def __init__(self) -> None:
+        self.start = self._used()
+
+    def _used(self) -> tuple[float, float, float]:
+        times = psutil.cpu_times()
+        here = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        own = sum(part for process in here for part in process.cpu_times()[:2])
+        return time.perf_counter(), sum(times) - times.idle - times.iowait, own
+
+    def share(self) -> float:
+        seconds, busy, own = (after - before for after, before in zip(self._used(), self.start, strict=True))
+        return max(0.0, busy - own) / (seconds * psutil.cpu_count())
+
+
+def wanted(options: argparse.Namespace) -> dict[int, list[int]]:
+    """The k of every code length that is measured."""
+    bits = options.bits or sorted({bits for bits, _ in GOALS})
+    return {b: options.k or [k for other, k in GOALS if other == b] or [100] for b in bits}
+
+
+def run(options: argparse.Namespace) -> Iterator[str]:
+    """The tables, line by line: the first as it is made, the others after it."""
+    clustered, singles, notes = [], [], []
+    yield "| codes | bits | k | 1 thread, ms | FAISS | ratio | 2 threads, ms | FAISS | ratio | goal | same as FAISS |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|"
+    with connect(ClusterOptions(workers=2, dashboard=False)) as client:
+        others = Others()
+        for bits, ks in wanted(options).items():
+            for name in KINDS:
+                given = problem(options.dir, name, options.rows, options.queries, bits)
+                if given is None:
+                    notes.append(f"{name}, {bits} bits: left out, there are no such vectors here")
+                    continue
+                notes.append(given.describe())
+                with ExitStack() as stack:
+                    contest = Contest(given, client, options.repeats)
+                    stack.callback(contest.close)
+                    for k in ks:
+                        yield contest.against_faiss(k)
+                        clustered += contest.on_workers(k)
+                        singles += [contest.one_by_one(k)] if bits == 64 else []
+        notes.append(f"other processes kept {others.share():.0%} of the cores busy meanwhile")
+    yield "\nThe same through a LocalCluster of two workers with one thread each, against two threads of this process\n"
+    yield "| codes | bits | k | batch | 2 threads, ms | 2 workers, ms | share of the rate | goal | same |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|---|"
+    yield from clustered
+    yield "\nOne query of 64 bits at a time by one thread, microseconds each\n"
+    yield "| codes | k | bare scan | search | FAISS | search / bare scan | goal |\n|---|--:|--:|--:|--:|--:|--:|"
+    yield from [*singles, "", *notes]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", type=Path, required=True, help="Where the indexes are kept.")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--queries", type=int, default=1000)
-    parser.add_argument("--bits", type=int, nargs="+", default=[32, 64, 128, 256])
-    parser.add_argument("--k", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--bits", type=int, nargs="+", help="Code lengths [default: those that have a goal].")
+    parser.add_argument("--k", type=int, nargs="+", help="Neighbours [default: those that have a goal].")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--prepare", action="store_true", help="Make the indexes and stop.")
     options = parser.parse_args()
-    notes, singles = [], []
-    print(f"{options.rows:,} codes, {options.queries:,} queries, faiss {faiss.__version__}; times in ms\n")
-    print("| codes | bits | k | 1 thread | faiss | ratio | 2 threads | faiss | ratio | goal | same |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for bits in options.bits:
-        for make in (uniform, generated, real):
-            problem = make(options.rows, options.queries, bits)
-            if problem is None:
-                continue
-            notes.append(problem.describe())
-            for line in measure(problem, options.k, options.repeats):
-                print(line, flush=True)
-            if bits == 64:
-                singles += one_by_one(problem, options.k, options.repeats)
-    print("\nOne query of 64 bits at a time, microseconds each, one thread\n")
-    print("| codes | k | bare scan | search | faiss | search / bare scan |\n|---|---|---|---|---|---|")
-    print("\n".join([*singles, "", *notes]))
+    options.dir.mkdir(parents=True, exist_ok=True)
+    if options.prepare:
+        for bits in wanted(options):
+            made = [problem(options.dir, name, options.rows, options.queries, bits) for name in KINDS]
+            print("\n".join(given.describe() for given in made if given is not None), flush=True)
+        return
+    machine = describe_machine()
+    versions = {"faiss": faiss.__version__, **machine["versions"]}
+    listed = ", ".join(f"{name} {version}" for name, version in versions.items() if version != "none")
+    how = f"best of {options.repeats}; one thread in CPU time, the rest in wall time"
+    print(f"{options.rows:,} codes, {options.queries:,} queries, seed {SEED}, {how}")
+    print(f"{platform.machine()} {machine['processor']}, {machine['cores']} cores; {listed}\n")
+    for line in run(options):
+        print(line, flush=True)
 
 
 if __name__ == "__main__":

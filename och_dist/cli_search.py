@@ -14,6 +14,7 @@ from och_dist.cli_options import IDS, ROWS, cluster_options, expect_model, run_s
 @click.argument("queries")
 @click.option("-k", type=int, help="Neighbours per query [default: 100].")
 @click.option("--radius", type=int, help="All codes up to this Hamming distance, instead of the K nearest.")
+@click.option("--histogram", is_flag=True, help="How many codes lie at each distance, instead of which.")
 @click.option("-o", "--output", metavar="FILE", help="Write to FILE (.zarr, .npz, .parquet or .jsonl).")
 @click.option("--only", metavar="ROWS", help=f"Only these rows: {ROWS}.")
 @click.option("--without", metavar="ROWS", help="None of these rows.")

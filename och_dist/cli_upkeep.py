@@ -91,6 +91,7 @@ def compact(index: str, **options: Any) -> None:
 @click.argument("index")
 @click.option("--substring-bits", type=int, help="Bits of a substring [default: by the number of rows].")
 @click.option("--partition-rows", type=int, default=1 << 24, show_default=True, help="Rows that share a table.")
+@click.option("--least-rows", type=int, default=1 << 16, show_default=True, help="Fewer rows get no table.")
 @click.option("--remove", is_flag=True, help="Remove all tables instead.")
 @cluster_options
 def tables(index: str, **options: Any) -> None:

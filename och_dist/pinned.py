@@ -52,16 +52,23 @@ def _on_value(function: Function, value: Any, task: Any) -> Any:
 
 
 def ask(
-    function: Function, pinned: Sequence[Future], payloads: Sequence[Any], *, client: Client
+    function: Callable[..., Any],
+    pinned: Sequence[Future],
+    payloads: Sequence[Any],
+    *,
+    client: Client,
+    merge: Merge | None = None,
 ) -> Callable[[], list[Any] | None]:
     """Start ``function(value, payload)`` of pinned values in one trip to the workers that hold them, past their queues.
 
-    What is returned waits for the answers; None when a value is not in place, or its worker is lost.
+    What is returned waits for the answers; None when a value is not in place, or its worker is lost. With ``merge``
+    each thread of a worker answers its values in turn, as ``function(value, payload, so_far)`` from the second on, and
+    sends one merged answer, so that there are as many answers as threads.
     """
     watch = Watch(client)
     wanted = {future.key: payload for future, payload in zip(pinned, payloads, strict=True)}
     asking = asyncio.run_coroutine_threadsafe(
-        client._run(answer_out_of_band, function, wanted, on_error="return"), client.loop.asyncio_loop
+        client._run(answer_out_of_band, function, wanted, merge, on_error="return"), client.loop.asyncio_loop
     )
 
     def finish() -> list[Any] | None:
@@ -73,21 +80,45 @@ def ask(
             return None
         finally:
             asking.cancel()
-        found: dict[str, Any] = {}
-        for answer in answers.values():
-            if not isinstance(answer, Exception):
-                found.update(answer)
-        return [_unwrap(found[key]) for key in wanted] if len(found) == len(wanted) else None
+        found = [part for answer in answers.values() if not isinstance(answer, Exception) for part in answer]
+        keys = [key for part, _ in found for key in part]
+        if merge is not None:  # a value that two workers hold would be counted twice
+            return [_unwrap(value) for _, value in found] if sorted(keys) == sorted(wanted) else None
+        by_key = dict(zip(keys, (value for _, value in found), strict=True))
+        return [_unwrap(by_key[key]) for key in wanted] if len(by_key) == len(wanted) else None
 
     return finish
 
 
-async def answer_out_of_band(function: Function, wanted: dict[str, Any], dask_worker: Any = None) -> dict[str, Any]:
-    """The answers of those values that this worker holds, by the threads it has for tasks."""
+async def answer_out_of_band(
+    function: Callable[..., Any], wanted: dict[str, Any], merge: Merge | None, dask_worker: Any = None
+) -> list[tuple[list[str], Any]]:
+    """(keys, answer) from those values that this worker holds, by the threads it has for tasks."""
     loop, threads = asyncio.get_running_loop(), dask_worker.executors["default"]
-    held = {key: dask_worker.data[key] for key in wanted if key in dask_worker.data}
-    answers = [loop.run_in_executor(threads, _on_value, function, held[key], wanted[key]) for key in held]
-    return dict(zip(held, await asyncio.gather(*answers), strict=True))
+    keys = [key for key in wanted if key in dask_worker.data]
+    count = len(keys) if merge is None else min(len(keys), dask_worker.state.nthreads)
+    chains = [keys[number::count] for number in range(count)]
+    held = [[(dask_worker.data[key], wanted[key]) for key in chain] for chain in chains]
+    answers = [loop.run_in_executor(threads, _in_turn, function, merge, pairs) for pairs in held]
+    return list(zip(chains, await asyncio.gather(*answers), strict=True))
+
+
+def _in_turn(function: Callable[..., Any], merge: Merge | None, pairs: Sequence[tuple[Any, Any]]) -> Any:
+    """The merged answer of some values, each of which hears of those before it."""
+    best: Any = None
+    for number, (value, payload) in enumerate(pairs):
+        part = _on_value(function, value, payload) if number == 0 else _next(function, value, payload, best)
+        if isinstance(part, Failure):
+            return part
+        best = part if number == 0 or merge is None else guarded(merge, [best, part])
+    return best
+
+
+def _next(function: Callable[..., Any], value: Any, payload: Any, so_far: Any) -> Any:
+    for before in (value, so_far):
+        if isinstance(before, Failure):
+            return before
+    return guarded(function, value, payload, so_far)
 
 
 def start(

@@ -33,6 +33,7 @@ STAGES = {
     "verify": "och_dist.stages.verify:verify",
     "delete": "och_dist.stages.delete:delete",
     "compact": "och_dist.stages.compact:compact",
+    "tables": "och_dist.stages.tables:build_tables",
 }
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")

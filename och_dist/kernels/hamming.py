@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,16 @@ class CodeBlock:
         """Memory in use."""
         return int(self.groups.nbytes) + (0 if self.sample is None else int(self.sample.nbytes))
 
+    @cached_property
+    def every(self) -> np.ndarray:
+        """Live bits of all rows, made once: fresh memory for them would cost a single query a third of its scan."""
+        return _live_bits(self.n, None)
+
+    @cached_property
+    def every_sampled(self) -> np.ndarray:
+        """Live bits of all rows of the sample."""
+        return _live_bits(-(-self.n // SAMPLE_STRIDE), None)
+
     def part(self, start: int, stop: int) -> CodeBlock:
         """The rows from ``start`` to ``stop``, without a copy of the codes; both are multiples of 64 (or n)."""
         if not 0 <= start <= stop <= self.n or start % GROUP or (stop % GROUP and stop != self.n):
@@ -128,7 +138,7 @@ def hamming_top_k(
     if limits is not None:
         bounds = np.clip(np.asarray(limits, dtype=np.int64) + 1, 0, block.n_bits + 1)
     guessed = _expected_limits(words, block, live, width) if limits is None else None
-    bits = _live_bits(block.n, live)
+    bits = block.every if live is None else _live_bits(block.n, live)
     found = _scan_into(words, block, bits, bounds if guessed is None else guessed, distances, rows)
     if guessed is not None and found.min() < width:
         again = np.flatnonzero(found < width)
@@ -165,7 +175,7 @@ def hamming_radius(
         block, live, numbers = _live_rows(block, live, first_row, numbers)
     limit = min(int(radius), block.n_bits) + 1
     counts, distances, rows = hamming_scan.within_radius(
-        words, block.groups, _live_bits(block.n, live), limit, block.n_bits + 1
+        words, block.groups, block.every if live is None else _live_bits(block.n, live), limit, block.n_bits + 1
     )
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     return indptr, distances, numbers[rows] if numbers is not None else rows + first_row
@@ -339,8 +349,9 @@ def _expected_limits(words: np.ndarray, block: CodeBlock, live: np.ndarray | Non
     """(q,) int64: distances that about k live rows are expected to be below, somewhat more rather than fewer."""
     if block.sample is None or MIN_CODES_PER_NEIGHBOUR * k > block.n:
         return None
-    chosen = -(-block.n // SAMPLE_STRIDE)
-    bits = _live_bits(chosen, None if live is None else live[::SAMPLE_STRIDE])
+    bits = block.every_sampled
+    if live is not None:
+        bits = _live_bits(-(-block.n // SAMPLE_STRIDE), live[::SAMPLE_STRIDE])
     expected = k / SAMPLE_STRIDE
     rank = int(np.ceil(expected + SAFETY * np.sqrt(expected))) + 1
     found = hamming_scan.kth_distances(words, block.sample, bits, rank, block.n_bits + 1)

@@ -14,6 +14,8 @@ from och_dist.stages.common import Report
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 LISTED = 20
+LISTED_NEIGHBOURS = 8
+LISTED_QUERIES = 10
 RATED = {"generate": "new_rows", "ingest": "new_rows", "train": "rows", "encode": "new_rows"}
 LABELS = {
     "generate": "generated vectors",
@@ -28,6 +30,7 @@ LABELS = {
     "verify": "verified",
     "delete": "rows deleted",
     "compact": "segments merged",
+    "tables": "bucket tables",
 }
 
 
@@ -49,10 +52,10 @@ def render(report: Report) -> str:
     facts = dict(_flat(report.facts))
     width = max((len(name) for name in facts), default=0)
     for name, value in facts.items():
-        if name == "neighbors":
-            lines += [f"  query {i}: " + " ".join(_pairs(entry)) for i, entry in enumerate(value[:10])]
-            if len(value) > 10:
-                lines.append(f"  ... {len(value) - 10} more queries: use --output or --json")
+        if name in ("neighbors", "histograms"):
+            lines += [f"  query {i}: " + " ".join(_pairs(entry)) for i, entry in enumerate(value[:LISTED_QUERIES])]
+            if len(value) > LISTED_QUERIES:
+                lines.append(f"  ... {len(value) - LISTED_QUERIES} more queries: use --output or --json")
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             lines.append(f"  {name}:")
             lines += ["    " + ", ".join(f"{k}={v}" for k, v in entry.items()) for entry in value]
@@ -71,11 +74,15 @@ def _flat(facts: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _pairs(entry: dict[str, Any]) -> Iterator[str]:
-    pairs = list(zip(entry["distances"], entry["rows"], strict=True))
-    for distance, row in pairs[:8]:
-        yield f"{row}({distance})"
-    if len(pairs) > 8:
-        yield f"... {len(pairs) - 8} more"
+    """'row(distance)' or, with ids, 'id(distance)' of the first neighbours; of a histogram 'distance:count'."""
+    if "counts" in entry:
+        pairs = [f"{distance}:{count}" for distance, count in enumerate(entry["counts"]) if count]
+    else:
+        names = zip(entry.get("ids", entry["rows"]), entry["distances"], strict=True)
+        pairs = [f"{name}({distance:.6g})" for name, distance in names]
+    yield from pairs[:LISTED_NEIGHBOURS]
+    if len(pairs) > LISTED_NEIGHBOURS:
+        yield f"... {len(pairs) - LISTED_NEIGHBOURS} more"
 
 
 def _value(name: str, value: Any) -> str:

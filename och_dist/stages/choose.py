@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -10,13 +11,19 @@ import numpy as np
 
 from och_dist.errors import UsageError
 from och_dist.stages.filters import Selection
-from och_dist.stages.holders import Answer, Holder, ReadEachTime, Room, hold_flat
+from och_dist.stages.holders import Advance, Answer, Holder, ReadEachTime, Room, hold_flat, quietly
 from och_dist.stages.plan_search import Plan, plan_search, sample_codes
-from och_dist.stages.resident import QueryBatch, Question, TopK, WithinRadius, laid_out_bytes, with_tables
+from och_dist.stages.resident import QueryBatch, Question, TopK, Weigh, WithinRadius, laid_out_bytes, with_tables
 from och_dist.store.index import Index
 from och_dist.store.tables import TablePartition, find_tables
 
 Way = Literal["auto", "flat", "multi-index"]
+MOST_PAIRS = 1 << 36
+"""Queries times codes that held codes are asked at a time, some seconds of work: then there is progress to tell."""
+
+LEAST_QUERIES = 256
+"""So many share one pass over the codes anyway."""
+
 LOAD_NANOSECONDS_PER_BYTE = 2.0
 """Reading and laying out a byte of bucket tables (measured: 1.2 to 2.0, one thread)."""
 
@@ -53,11 +60,34 @@ class ChosenCodes:
     def _sample(self) -> np.ndarray:
         return sample_codes(self.index)
 
-    def start(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
-        """Ask all partitions a question; the answer waits for them."""
-        return self._pick(question, queries, selection).start(question, queries, selection)
+    def start(
+        self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance = quietly
+    ) -> Answer:
+        """Ask all partitions a question; the answer waits for them. ``advance`` hears of queries that are done."""
+        holder = self._pick(question, queries, selection)
+        if isinstance(holder, ReadEachTime):  # a batch reads everything, so it is as large as can be
+            return holder.start(question, queries, selection, advance)
+        size = max(LEAST_QUERIES, MOST_PAIRS // max(1, self.index.stored_rows))
+        if len(queries) <= size:
+            return holder.start(question, queries, selection)
+        pieces = [queries[start : start + size] for start in range(0, len(queries), size)]
+        return lambda: question.join(list(self._in_turn(holder, question, pieces, selection, advance)))
+
+    @staticmethod
+    def _in_turn(
+        holder: Holder, question: Question, pieces: list[QueryBatch], selection: Selection, advance: Advance
+    ) -> Iterator[Any]:
+        """Answers of pieces of a long batch, of which the next is under way already."""
+        following = holder.start(question, pieces[0], selection)
+        for number, piece in enumerate(pieces, 1):
+            answer, last = following, number == len(pieces)
+            following = answer if last else holder.start(question, pieces[number], selection)
+            yield answer()
+            advance(len(piece))
 
     def _pick(self, question: Question, queries: QueryBatch, selection: Selection) -> Holder:
+        if isinstance(question, Weigh):  # ranks anew what a search found, and leaves it to that to say how
+            return self._flat
         by_hamming = isinstance(question, WithinRadius) or (
             isinstance(question, TopK) and question.ranking == "hamming"
         )

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from och_dist import pinned
 from och_dist.graph import reduce_tasks
 from och_dist.stages.filters import Selection
@@ -41,11 +43,16 @@ KEPT_SELECTIONS = 4
 FEW_ROWS = 1 << 22
 COPIED_BYTES = 64 << 20
 FEW_QUERIES = 64
-FEW_PARTITIONS = 32
-"""Up to so many, workers are asked at once and answer this process; more are merged on the way, by tasks."""
+FEW_ANSWERS = 32
+"""Up to so many threads of workers are asked at once and answer this process; more are merged on the way, by tasks."""
 
 
 Answer = Callable[[], Any]
+Advance = Callable[[int], None]
+
+
+def quietly(count: int) -> None:
+    """Tells nobody about progress."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class AnswerPartition:
     partition: Partition
     question: Question
     selection: Selection
+    share: int = 0
+    """Of the queries, so many count as done when it is."""
 
 
 def answer_partition(task: AnswerPartition, queries: QueryBatch) -> Any:
@@ -139,18 +148,27 @@ class ReadEachTime:
         self.client, self.threads = client, threads
         self._partitions = partitions_of(index, 1 if client is None else min(MAX_TASKS, len(index.chunks)))
 
-    def start(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
-        tasks = [AnswerPartition(part, question, selection.within(part.start, part.stop)) for part in self._partitions]
-        return lambda: self._answer(tasks, question, queries)
+    def start(
+        self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance = quietly
+    ) -> Answer:
+        shares = np.diff(np.linspace(0, len(queries), len(self._partitions) + 1).astype(int)).tolist()
+        tasks = [
+            AnswerPartition(part, question, selection.within(part.start, part.stop), share)
+            for part, share in zip(self._partitions, shares, strict=True)
+        ]
+        return lambda: self._answer(tasks, question, queries, advance)
 
-    def _answer(self, tasks: list[AnswerPartition], question: Question, queries: QueryBatch) -> Any:
+    def _answer(self, tasks: list[AnswerPartition], question: Question, queries: QueryBatch, advance: Advance) -> Any:
         if self.client is not None or self.threads == 1:
-            name = "search_partition"
-            return reduce_tasks(answer_partition, tasks, question.merge, client=self.client, name=name, shared=queries)
+            return reduce_tasks(
+                answer_partition, tasks, question.merge, client=self.client, name="search_partition", shared=queries,
+                advance=None if advance is quietly else advance, weight=lambda task: task.share,
+            )  # fmt: skip
         best: Any = None
         with ThreadPoolExecutor(self.threads, thread_name_prefix="och-search") as pool:
-            for part in pool.map(lambda task: answer_partition(task, queries), tasks):
+            for task, part in zip(tasks, pool.map(lambda task: answer_partition(task, queries), tasks), strict=True):
                 best = part if best is None else question.merge([best, part])
+                advance(task.share)
         return best
 
     def close(self) -> None:
@@ -164,8 +182,8 @@ class PinnedOnWorkers:
     copy (``copies``), each answers a share of the queries, and few queries are all answered by one.
     """
 
-    def __init__(self, partitions: Sequence[Partition], client: Client, *, copies: bool = False) -> None:
-        self.client, self.copies = client, copies
+    def __init__(self, partitions: Sequence[Partition], client: Client, threads: int, *, copies: bool = False) -> None:
+        self.client, self.threads, self.copies = client, threads, copies
         self._partitions = partitions
         self._loading = threading.Lock()
         self._pinned: list[Future] | None = None
@@ -198,9 +216,10 @@ class PinnedOnWorkers:
             payloads, combine = [queries[i : i + size] for i in range(0, len(queries), size)], question.join
             turn = next(self._turn)
             futures = [futures[(turn + i) % len(futures)] for i in range(len(payloads))]
-        if len(futures) > FEW_PARTITIONS or not all(future.done() for future in futures):
+        if self.threads > FEW_ANSWERS or not all(future.done() for future in futures):
             return self._scheduled(question, futures, payloads, combine)
-        finish = pinned.ask(question.answer, futures, payloads, client=self.client)
+        merge = None if self.copies else question.merge
+        finish = pinned.ask(question.answer, futures, payloads, client=self.client, merge=merge)
 
         def answer() -> Any:
             parts = finish()
@@ -264,12 +283,14 @@ class Room:
 
     def copies_fit(self, size: int) -> bool:
         """Whether every worker may hold a copy of ``size`` bytes; one with many threads would use one of them."""
-        few = 1 < self.workers == self.threads <= FEW_PARTITIONS
+        few = 1 < self.workers == self.threads <= FEW_ANSWERS
         return few and size <= COPIED_BYTES and size * self.workers <= self.memory
 
     def hold(self, partitions: Sequence[Partition]) -> HeldHere | PinnedOnWorkers:
         """Keep partitions in memory."""
-        return HeldHere(partitions, self.threads) if self.client is None else PinnedOnWorkers(partitions, self.client)
+        if self.client is None:
+            return HeldHere(partitions, self.threads)
+        return PinnedOnWorkers(partitions, self.client, self.threads)
 
 
 def hold_flat(index: Index, room: Room, *, resident: bool | None) -> Holder:
@@ -277,7 +298,7 @@ def hold_flat(index: Index, room: Room, *, resident: bool | None) -> Holder:
     fits = laid_out_bytes(index) <= room.memory if resident is None else resident
     if fits and room.client is not None and room.copies_fit(laid_out_bytes(index)):
         whole = partitions_of(index, 1)
-        return PinnedOnWorkers(whole * room.workers, room.client, copies=True)
+        return PinnedOnWorkers(whole * room.workers, room.client, room.threads, copies=True)
     if fits:
         return room.hold(partitions_of(index, 1 if room.client is None else room.threads))
     return ReadEachTime(index, room.client, room.threads if room.client is None else 1)

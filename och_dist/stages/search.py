@@ -10,8 +10,7 @@ import numpy as np
 from och_dist.errors import BadInputError, ConflictError, UsageError
 from och_dist.stages.choose import Way
 from och_dist.stages.common import Context, Report, Stopwatch
-from och_dist.stages.filters import Selection, selection
-from och_dist.stages.ids import find_rows
+from och_dist.stages.filters import Selection
 from och_dist.stages.queries import Queries, open_queries
 from och_dist.stages.resident import Ranking
 from och_dist.stages.searcher import RerankBy, Searcher, SearchOptions, batch_size, open_index
@@ -21,9 +20,10 @@ from och_dist.store.neighbors import (
     check_output,
     open_neighbors,
     read_about,
+    save_histograms,
     save_neighbors,
 )
-from och_dist.store.radius_results import RadiusNeighbors, save_radius
+from och_dist.store.radius_results import save_radius
 from och_dist.store.versions import canonical, sha256
 
 __all__ = ["Searcher", "open_index", "search"]
@@ -49,13 +49,15 @@ def search(
     rerank: int | None = None,
     rerank_by: RerankBy = "euclidean",
     ids: bool = False,
+    histogram: bool = False,
     truth: str | None = None,
     corpus: str | None = None,
     method: Way = "auto",
     expect_model: str | None = None,
     context: Context | None = None,
 ) -> Report:
-    """Find the ``k`` nearest codes of every query (100 by default), or all within ``radius``.
+    """Find the ``k`` nearest codes of every query (100 by default), or all within ``radius``, or with ``histogram``
+    count those at each distance.
 
     ``output`` names a file, otherwise the neighbours are in the report. ``only`` and ``without`` (rows), ``only_ids``
     and ``without_ids`` choose among the rows. With ``truth``, the output of 'och truth', the report has the recall.
@@ -70,26 +72,22 @@ def search(
         index, client=context.client, version=version, corpus=corpus, method=method, expect_model=expect_model
     )
     with opening as searcher:
-        chosen = _chosen(searcher, context, (only, without), (only_ids, without_ids))
+        chosen = searcher.choose(only, without, only_ids=only_ids, without_ids=without_ids)
         opened = open_queries(queries, dataset=dataset)
         opened.require_dim(searcher.model.hasher.n_features_in_, "the index")
+        if histogram:
+            if (k, radius, rerank, truth, ids, ranking) != (None, None, None, None, False, "hamming"):
+                raise UsageError(
+                    "a histogram counts all codes by Hamming distance; leave out -k, --radius, --ranking, --rerank, "
+                    "--ids and --truth"
+                )
+            return _count_distances(searcher, opened, chosen, output, watch, context)
         if radius is not None:
             if rerank is not None or ranking != "hamming" or truth is not None:
                 raise UsageError("a radius is a Hamming distance; leave out --ranking, --rerank and --truth")
             return _search_radius(searcher, opened, radius, chosen, ids, output, watch, context)
         options = SearchOptions(DEFAULT_K if k is None else k, chosen, ranking, rerank, rerank_by, ids)
         return _search_nearest(searcher, opened, options, output, truth, watch, context)
-
-
-def _chosen(searcher: Searcher, context: Context, rows: tuple[Any, Any], ids: tuple[Any, Any]) -> Selection:
-    """Rows that may be returned, from row numbers or ids."""
-    if any(row is not None and name is not None for row, name in zip(rows, ids, strict=True)):
-        raise UsageError("rows are chosen by number or by id, not by both; leave out --only-ids or --without-ids")
-    found = [None if name is None else find_rows(searcher.corpus, name, context) for name in ids]
-    given = [row if row is not None else by_id for row, by_id in zip(rows, found, strict=True)]
-    chosen = selection(*given)
-    chosen.check(searcher.rows)
-    return chosen
 
 
 def _facts(searcher: Searcher, queries: Queries, output: str | None) -> dict[str, Any]:
@@ -135,11 +133,10 @@ def _search_nearest(
     advance = context.progress("search", queries.rows)
 
     def counted() -> Iterator[Neighbors]:
-        for part in searcher.batches(queries, options):
+        for part in searcher.batches(queries, options, advance):
             if recall is not None:
                 recall.add(part)
             yield part
-            advance(len(part.rows))
 
     if output is None:
         lists = [entry for part in counted() for entry in _lists(part)]
@@ -189,17 +186,29 @@ def _search_radius(
         return watch.report("nothing to do", **facts)
     advance = context.progress("search", queries.rows)
 
-    def counted() -> Iterator[RadiusNeighbors]:
-        for part in searcher.radius_batches(queries, radius, chosen, ids=ids):
-            yield part
-            advance(len(part.indptr) - 1)
-
+    batches = searcher.radius_batches(queries, radius, chosen, ids=ids, advance=advance)
     if output is None:
-        lists = [entry for part in counted() for entry in part.lists()]
+        lists = [entry for part in batches for entry in part.lists()]
         found = sum(len(entry["rows"]) for entry in lists)
         return watch.report(**facts, found=found, plan=searcher.plan, neighbors=lists)
-    found = save_radius(output, counted(), about=about)
+    found = save_radius(output, batches, about=about)
     return watch.report(**facts, found=found, plan=searcher.plan)
+
+
+def _count_distances(
+    searcher: Searcher, queries: Queries, chosen: Selection, output: str | None, watch: Stopwatch, context: Context
+) -> Report:
+    about = _about(searcher, queries, "histogram", chosen)
+    facts = {**_facts(searcher, queries, output), "bits": searcher.index.bits}
+    if _is_there(output, about):
+        return watch.report("nothing to do", **facts)
+    batches = searcher.histogram_batches(queries, chosen, context.progress("search", queries.rows))
+    if output is None:
+        lists = [{"counts": counts} for part in batches for counts in part.tolist()]
+        return watch.report(**facts, histograms=lists)
+    bits = searcher.index.bits
+    save_histograms(output, batches, queries=queries.rows, bits=bits, batch=batch_size(bits + 1), about=about)
+    return watch.report(**facts)
 
 
 class Recall:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from och_dist.errors import BadInputError, UsageError
 from och_dist.stages.choose import ChosenCodes, Way
 from och_dist.stages.common import Context
 from och_dist.stages.filters import EVERYTHING, Selection, selection
-from och_dist.stages.holders import Answer, Room
-from och_dist.stages.ids import corpus_of_index
+from och_dist.stages.holders import Advance, Answer, Room, quietly
+from och_dist.stages.ids import corpus_of_index, find_rows
 from och_dist.stages.queries import Queries, open_queries
 from och_dist.stages.rerank import euclidean_order, first_of
 from och_dist.stages.resident import (
@@ -84,6 +85,39 @@ class SearchOptions:
     @property
     def weighted(self) -> bool:
         return self.ranking == "asymmetric" or (self.rerank is not None and self.rerank_by == "asymmetric")
+
+
+class Told:
+    """Passes on that queries of a batch are done: some as they are, the rest when all are, and none twice."""
+
+    def __init__(self, advance: Advance, queries: int) -> None:
+        self.advance, self.left, self.lock = advance, queries, threading.Lock()
+
+    def __call__(self, count: int) -> None:
+        with self.lock:
+            count = min(count, self.left)
+            self.left -= count
+        if count:
+            self.advance(count)
+
+    @property
+    def within(self) -> Advance:
+        """Whom to tell within the batch: nobody where nobody listens, which spares the workers the messages."""
+        return quietly if self.advance is quietly else self
+
+    def finish(self) -> None:
+        self(self.left)
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A batch of queries whose answer is being found."""
+
+    vectors: np.ndarray
+    batch: QueryBatch
+    scales: np.ndarray | None
+    answer: Answer
+    told: Told
 
 
 class Searcher:
@@ -156,13 +190,37 @@ class Searcher:
         """Packed codes (q, bytes) of query vectors (q, d)."""
         return self.model.hasher.encode_block(vectors)
 
-    def search(self, queries: Any, *, only: Any = None, without: Any = None, **options: Any) -> Neighbors:
+    def choose(
+        self, only: Any = None, without: Any = None, *, only_ids: Any = None, without_ids: Any = None
+    ) -> Selection:
+        """The rows that a search may return, from row numbers or from ids of the corpus."""
+        given = []
+        for rows, ids, name in ((only, only_ids, "only"), (without, without_ids, "without")):
+            if rows is not None and ids is not None:
+                raise UsageError(f"rows are chosen by number or by id, not by both; leave out {name} or {name}_ids")
+            given.append(rows if ids is None else find_rows(self.corpus, ids, self._context))
+        chosen = selection(*given)
+        chosen.check(self.rows)
+        return chosen
+
+    def search(
+        self,
+        queries: Any,
+        *,
+        only: Any = None,
+        without: Any = None,
+        only_ids: Any = None,
+        without_ids: Any = None,
+        **options: Any,
+    ) -> Neighbors:
         """The ``k`` nearest codes of each query vector (q, d): ``distances`` and ``rows`` of shape (q, min(k, rows)).
 
-        ``only`` and ``without`` name the rows that may and may not be returned: numbers, a range, or a bool mask. The
-        other options are those of :class:`SearchOptions`.
+        ``only`` and ``without`` name the rows that may and may not be returned: numbers, a range, or a bool mask;
+        ``only_ids`` and ``without_ids`` do so by ids of the corpus. The other options are those of
+        :class:`SearchOptions`.
         """
-        asked = SearchOptions(selection=selection(only, without), **options)
+        chosen = self.choose(only, without, only_ids=only_ids, without_ids=without_ids)
+        asked = SearchOptions(selection=chosen, **options)
         parts = list(self.batches(open_queries(queries), asked))
         return join_neighbors(parts) if parts else no_neighbors(asked.k)
 
@@ -172,43 +230,74 @@ class Searcher:
         return self._start(TopK(k), QueryBatch(self._checked(codes)), asked.selection)()
 
     def radius(
-        self, queries: Any, *, radius: int, only: Any = None, without: Any = None, ids: bool = False
+        self,
+        queries: Any,
+        *,
+        radius: int,
+        only: Any = None,
+        without: Any = None,
+        only_ids: Any = None,
+        without_ids: Any = None,
+        ids: bool = False,
     ) -> RadiusNeighbors:
         """All codes at a Hamming distance of at most ``radius`` from each query vector (q, d)."""
-        parts = list(self.radius_batches(open_queries(queries), radius, selection(only, without), ids=ids))
+        chosen = self.choose(only, without, only_ids=only_ids, without_ids=without_ids)
+        parts = list(self.radius_batches(open_queries(queries), radius, chosen, ids=ids))
         if not parts:
             return RadiusNeighbors(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
         joined = join_radius([(part.indptr, part.distances, part.rows) for part in parts])
         return RadiusNeighbors(*joined, np.concatenate([part.ids for part in parts]) if ids else None)
 
-    def histogram(self, queries: Any, *, only: Any = None, without: Any = None) -> np.ndarray:
+    def histogram(
+        self,
+        queries: Any,
+        *,
+        only: Any = None,
+        without: Any = None,
+        only_ids: Any = None,
+        without_ids: Any = None,
+    ) -> np.ndarray:
         """(q, bits + 1) int64: how many codes lie at each Hamming distance from each query vector (q, d)."""
-        opened, chosen = open_queries(queries), selection(only, without)
-        opened.require_dim(self.model.hasher.n_features_in_, "the index")
-        size = batch_size(self.index.bits + 1)
-        parts = [np.empty((0, self.index.bits + 1), np.int64)]
-        for start in range(0, opened.rows, size):
-            batch = QueryBatch(self.encode(opened.read(start, min(start + size, opened.rows))))
-            parts.append(self._start(Histogram(), batch, chosen)())
-        return np.concatenate(parts)
+        chosen = self.choose(only, without, only_ids=only_ids, without_ids=without_ids)
+        nothing = np.empty((0, self.index.bits + 1), np.int64)
+        return np.concatenate([nothing, *self.histogram_batches(open_queries(queries), chosen)])
 
-    def batches(self, queries: Queries, options: SearchOptions) -> Iterator[Neighbors]:
-        """Results for batches of queries in order; memory is bounded by a few batches."""
+    def histogram_batches(
+        self, queries: Queries, chosen: Selection, advance: Advance = quietly
+    ) -> Iterator[np.ndarray]:
+        """Histograms of batches of queries in order."""
+        queries.require_dim(self.model.hasher.n_features_in_, "the index")
+        size = batch_size(self.index.bits + 1)
+        for start in range(0, queries.rows, size):
+            batch = QueryBatch(self.encode(queries.read(start, min(start + size, queries.rows))))
+            told = Told(advance, len(batch))
+            yield self._start(Histogram(), batch, chosen, told.within)()
+            told.finish()
+
+    def batches(self, queries: Queries, options: SearchOptions, advance: Advance = quietly) -> Iterator[Neighbors]:
+        """Results for batches of queries in order; memory is bounded by a few batches.
+
+        ``advance`` hears of queries that are done, also within a batch that takes long.
+        """
         queries.require_dim(self.model.hasher.n_features_in_, "the index")
         size = batch_size(min(options.depth, self.live_rows))
-        under_way: deque[tuple[np.ndarray, QueryBatch, np.ndarray | None, Answer]] = deque()
+        under_way: deque[UnderWay] = deque()
         for start in range(0, queries.rows, size):
-            vectors = queries.read(start, min(start + size, queries.rows))
-            batch, scales = self._batch(vectors, options)
-            question = TopK(options.depth, options.ranking)
-            under_way.append((vectors, batch, scales, self._start(question, batch, options.selection)))
+            under_way.append(self._begun(queries.read(start, min(start + size, queries.rows)), options, advance))
             if len(under_way) > AHEAD:
-                yield self._finished(*under_way.popleft(), options)
+                yield self._finished(under_way.popleft(), options)
         while under_way:
-            yield self._finished(*under_way.popleft(), options)
+            yield self._finished(under_way.popleft(), options)
+
+    def _begun(self, vectors: np.ndarray, options: SearchOptions, advance: Advance) -> UnderWay:
+        batch, scales = self._batch(vectors, options)
+        told, question = Told(advance, len(batch)), TopK(options.depth, options.ranking)
+        within = told.within if options.rerank is None else quietly  # candidates are only half of the work
+        answer = self._start(question, batch, options.selection, within)
+        return UnderWay(vectors, batch, scales, answer, told)
 
     def radius_batches(
-        self, queries: Queries, radius: int, chosen: Selection, *, ids: bool = False
+        self, queries: Queries, radius: int, chosen: Selection, *, ids: bool = False, advance: Advance = quietly
     ) -> Iterator[RadiusNeighbors]:
         """Radius results for batches of queries in order, sized so that a batch has about RADIUS_MATCHES matches."""
         if radius < 0:
@@ -218,8 +307,10 @@ class Searcher:
         while start < queries.rows:
             stop = min(start + size, queries.rows)
             batch = QueryBatch(self.encode(queries.read(start, stop)))
-            indptr, distances, rows = self._start(WithinRadius(radius), batch, chosen)()
+            told = Told(advance, len(batch))
+            indptr, distances, rows = self._start(WithinRadius(radius), batch, chosen, told.within)()
             yield RadiusNeighbors(indptr, distances, rows, self.corpus.read_ids(rows) if ids else None)
+            told.finish()
             per_query = max(1, int(np.diff(indptr).max()))
             start, size = stop, int(min(MAX_BATCH, 4 * size, max(1, RADIUS_MATCHES // per_query)))
 
@@ -229,21 +320,15 @@ class Searcher:
         codes, weights, scales = self.model.hasher.query_weights(vectors)
         return QueryBatch(codes, weights), scales
 
-    def _start(self, question: Question, batch: QueryBatch, chosen: Selection) -> Answer:
+    def _start(self, question: Question, batch: QueryBatch, chosen: Selection, advance: Advance = quietly) -> Answer:
         chosen.check(self.rows)
         if not self.live_rows or not self.index.chunks:
             return lambda: question.nothing(batch, self.index.bits)
-        return self._codes.start(question, batch, chosen)
+        return self._codes.start(question, batch, chosen, advance)
 
-    def _finished(
-        self,
-        vectors: np.ndarray,
-        batch: QueryBatch,
-        scales: np.ndarray | None,
-        answer: Answer,
-        options: SearchOptions,
-    ) -> Neighbors:
-        distances, rows = answer()
+    def _finished(self, under_way: UnderWay, options: SearchOptions) -> Neighbors:
+        vectors, batch, scales = under_way.vectors, under_way.batch, under_way.scales
+        distances, rows = under_way.answer()
         candidates = None
         if options.rerank is not None:
             candidates = rows[:, : options.k]
@@ -255,6 +340,7 @@ class Searcher:
         if scales is not None and (options.ranking == "asymmetric" or options.rerank_by == "asymmetric"):
             distances = distances * scales[:, None]
         ids = self.corpus.read_ids(rows.reshape(-1)).reshape(rows.shape) if options.ids else None
+        under_way.told.finish()
         return Neighbors(distances, rows, ids, candidates)
 
     def _checked(self, codes: np.ndarray) -> np.ndarray:

@@ -27,6 +27,8 @@ from och_dist.store.versions import canonical, read_document, seal, unseal
 FORMATS = (".zarr", ".npz", ".parquet", ".jsonl")
 ABOUT = "neighbors.json"
 
+Columns = dict[str, np.ndarray]
+
 
 @dataclass(frozen=True)
 class Neighbors:
@@ -73,9 +75,28 @@ def save_neighbors(
     path: str, batches: Iterable[Neighbors], *, queries: int, width: int, batch: int, about: dict[str, Any]
 ) -> None:
     """Write batches of ``batch`` queries as they come; ``about`` (JSON values) is kept with a Zarr result."""
-    writers = {".zarr": _write_zarr, ".npz": _write_npz, ".parquet": _write_parquet, ".jsonl": _write_jsonl}
+    columns = (part.columns() for part in batches)
+    _save(path, columns, no_neighbors(width).columns(), (queries, batch), {**about, "width": width})
+
+
+def save_histograms(
+    path: str, batches: Iterable[np.ndarray], *, queries: int, bits: int, batch: int, about: dict[str, Any]
+) -> None:
+    """Write counts (q, bits + 1) of batches of queries as ``counts``, like neighbours."""
+    nothing = {"counts": np.empty((0, bits + 1), np.int64)}
+    _save(path, ({"counts": part} for part in batches), nothing, (queries, batch), {**about, "width": bits + 1})
+
+
+def _save(
+    path: str, batches: Iterator[Columns], nothing: Columns, sizes: tuple[int, int], about: dict[str, Any]
+) -> None:
+    """Write columns (q, width) of batches of queries in the format of the file name; ``nothing`` stands for none."""
     with written_beside(path) as (partial, suffix):
-        writers[suffix](partial, batches, (queries, width, batch), about)
+        batches = itertools.chain([next(batches, nothing)], batches)
+        if suffix == ".zarr":
+            _write_zarr(partial, batches, sizes, about)
+        else:
+            {".npz": _write_npz, ".parquet": _write_parquet, ".jsonl": _write_jsonl}[suffix](partial, batches)
 
 
 @contextlib.contextmanager
@@ -118,12 +139,11 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _write_zarr(path: Path, batches: Iterable[Neighbors], shape: tuple[int, int, int], about: dict[str, Any]) -> None:
-    queries, width, batch = shape
+def _write_zarr(path: Path, batches: Iterable[Columns], sizes: tuple[int, int], about: dict[str, Any]) -> None:
+    queries, batch = sizes
     objects = LocalObjects(path)
-    numbered = enumerate(batches)
-    for number, part in itertools.chain([next(numbered, (0, _all([], width)))], numbered):
-        for name, column in part.columns().items():
+    for number, part in enumerate(batches):
+        for name, column in part.items():
             values = stored_ids(column, int(about.get("id_width", 0))) if name == "ids" else column
             if number == 0:
                 dtype = values.dtype.newbyteorder("<").str
@@ -132,7 +152,7 @@ def _write_zarr(path: Path, batches: Iterable[Neighbors], shape: tuple[int, int,
             if len(values):
                 write_chunk(objects, name, number, values)
     objects.put("zarr.json", canonical({"zarr_format": 3, "node_type": "group", "attributes": {}}))
-    objects.put(ABOUT, seal({**about, "queries": queries, "width": width}))
+    objects.put(ABOUT, seal({**about, "queries": queries}))
 
 
 def stored_ids(ids: np.ndarray, width: int) -> np.ndarray:
@@ -142,32 +162,22 @@ def stored_ids(ids: np.ndarray, width: int) -> np.ndarray:
     return np.strings.encode(ids, "utf-8").astype(f"S{width}").view(np.uint8).reshape(len(ids), -1)
 
 
-def _all(batches: Iterable[Neighbors], width: int) -> Neighbors:
+def _write_npz(path: Path, batches: Iterable[Columns]) -> None:
     parts = list(batches)
-    return join_neighbors(parts) if parts else no_neighbors(width)
-
-
-def _write_npz(path: Path, batches: Iterable[Neighbors], shape: tuple[int, int, int], about: dict[str, Any]) -> None:
-    whole = _all(batches, shape[1])
     with path.open("wb") as file:
-        np.savez(file, **whole.columns())  # type: ignore[arg-type]
+        np.savez(file, **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})  # type: ignore[arg-type]
 
 
-def _write_parquet(
-    path: Path, batches: Iterable[Neighbors], shape: tuple[int, int, int], about: dict[str, Any]
-) -> None:
+def _write_parquet(path: Path, batches: Iterable[Columns]) -> None:
     pa, pq = parquet_modules(path)
 
-    def table(part: Neighbors) -> Any:
-        def column(values: np.ndarray) -> Any:
-            flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-            if not shape[1]:
-                return pa.array([[]] * len(values), pa.list_(flat.type))
-            return pa.FixedSizeListArray.from_arrays(flat, shape[1])
+    def column(values: np.ndarray) -> Any:
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+        if not values.shape[1]:
+            return pa.array([[]] * len(values), pa.list_(flat.type))
+        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
-        return pa.table({name: column(values) for name, values in part.columns().items()})
-
-    write_tables(pq, path, map(table, batches), table(no_neighbors(shape[1])))
+    write_tables(pq, path, (pa.table({name: column(values) for name, values in part.items()}) for part in batches))
 
 
 def parquet_modules(path: Path) -> tuple[Any, Any]:
@@ -180,19 +190,19 @@ def parquet_modules(path: Path) -> tuple[Any, Any]:
     return pa, pq
 
 
-def write_tables(pq: Any, path: Path, tables: Iterator[Any], empty: Any) -> None:
-    """Write tables of one schema as they come; ``empty`` stands for none."""
-    head = next(tables, empty)
+def write_tables(pq: Any, path: Path, tables: Iterator[Any]) -> None:
+    """Write tables of one schema as they come, at least one."""
+    head = next(tables)
     with contextlib.closing(pq.ParquetWriter(path, head.schema)) as writer:
         for part in itertools.chain([head], tables):
             writer.write_table(part)
 
 
-def _write_jsonl(path: Path, batches: Iterable[Neighbors], shape: tuple[int, int, int], about: dict[str, Any]) -> None:
+def _write_jsonl(path: Path, batches: Iterable[Columns]) -> None:
     with path.open("w") as file:
         for part in batches:
-            columns = {name: values.tolist() for name, values in part.columns().items()}
-            for query in range(len(part.rows)):
+            columns = {name: values.tolist() for name, values in part.items()}
+            for query in range(len(next(iter(part.values())))):
                 file.write(json.dumps({name: values[query] for name, values in columns.items()}) + "\n")
 
 

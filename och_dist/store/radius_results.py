@@ -5,6 +5,7 @@ How many there are is known only at the end, so entries of Zarr and npz results 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -76,7 +77,8 @@ def _write_parquet(path: Path, batches: Iterable[RadiusNeighbors], about: dict[s
         return pa.table({name: pa.LargeListArray.from_arrays(offsets, pa.array(v)) for name, v in columns.items()})
 
     nothing = RadiusNeighbors(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
-    write_tables(pq, path, tables(), table(nothing))
+    made = tables()
+    write_tables(pq, path, itertools.chain([next(made, table(nothing))], made))
     return total
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from distributed import Client, LocalCluster
 from stage_data import BITS, clustered, corpus_of
 
@@ -23,6 +24,8 @@ from och_dist.stages.delete import delete
 from och_dist.stages.encode import encode
 from och_dist.stages.ingest import ingest
 from och_dist.stages.plan_search import Plan
+from och_dist.stages.queries import open_queries
+from och_dist.stages.resident import TopK, partitions_of
 from och_dist.stages.search import search
 from och_dist.stages.searcher import Searcher, open_index
 from och_dist.stages.tables import build_tables
@@ -277,6 +280,123 @@ def test_ids_are_kept_with_results(
     assert table["ids"].to_pylist() == expected.tolist()
     lines = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert [line["ids"] for line in lines] == expected.tolist()
+
+
+def test_rows_are_chosen_by_id_in_every_way(
+    way: dict[str, Any], indexes: dict[str, str], queries: np.ndarray, names: np.ndarray
+) -> None:
+    some = [600, 3, 7, 250]
+    with open_index(indexes["compacted"], **way) as searcher:
+        for by_id, by_row in (
+            ({"only_ids": names[some]}, {"only": some}),
+            ({"without_ids": list(names[some])}, {"without": some}),
+            ({"only": range(300), "without_ids": names[some]}, {"only": range(300), "without": some}),
+        ):
+            a, b = (searcher.search(queries, k=9, **chosen) for chosen in (by_id, by_row))
+            np.testing.assert_array_equal(a.rows, b.rows)
+            a, b = (searcher.radius(queries, radius=6, **chosen) for chosen in (by_id, by_row))
+            np.testing.assert_array_equal(a.rows, b.rows)
+            a, b = (searcher.histogram(queries, **chosen) for chosen in (by_id, by_row))
+            np.testing.assert_array_equal(a, b)
+        with pytest.raises(UsageError, match="leave out only or only_ids"):
+            searcher.search(queries, only=[1], only_ids=names[:1])
+
+
+def test_long_batches_are_asked_in_pieces_and_tell_of_them(
+    way: dict[str, Any], indexes: dict[str, str], queries: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_index(indexes["deleted"], **way) as searcher:
+        whole = searcher.search(queries, k=20, rerank=30), searcher.radius(queries, radius=6)
+        monkeypatch.setattr(choose, "MOST_PAIRS", 4 * ROWS)
+        monkeypatch.setattr(choose, "LEAST_QUERIES", 2)
+        parts = searcher.search(queries, k=20, rerank=30), searcher.radius(queries, radius=6)
+        for a, b in zip(whole, parts, strict=True):
+            np.testing.assert_array_equal(a.rows, b.rows)
+            np.testing.assert_array_equal(a.distances, b.distances)
+        told: list[int] = []
+        asked = stage.SearchOptions(k=20)
+        found = list(searcher.batches(open_queries(queries), asked, told.append))
+        assert len(found) == 1
+        assert sum(told) == len(queries)
+        assert len(told) > 1 or way.get("resident") is False
+        told.clear()
+        list(searcher.histogram_batches(open_queries(queries), asked.selection, told.append))
+        assert sum(told) == len(queries)
+
+
+def test_reading_codes_tells_of_every_partition(
+    indexes: dict[str, str], queries: np.ndarray, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holders, "partitions_of", lambda index, at_least: partitions_of(index, 4))
+    for way in ({"threads": 1}, {"threads": 2}, {"client": client}):
+        told: list[int] = []
+        with open_index(indexes["plain"], resident=False, **way) as searcher:
+            list(searcher.batches(open_queries(queries), stage.SearchOptions(k=3), told.append))
+        assert sum(told) == len(queries)
+        assert len(told) >= 3
+
+
+def test_histograms_are_written(indexes: dict[str, str], queries: np.ndarray, tmp_path: Path) -> None:
+    with open_index(indexes["deleted"]) as searcher:
+        expected = searcher.histogram(queries, only=range(400))
+    assert expected.sum() == len(queries) * (400 - sum(row < 400 for row in DELETED))
+    listed = search(indexes["deleted"], queries, histogram=True, only=range(400)).facts["histograms"]
+    assert [entry["counts"] for entry in listed] == expected.tolist()
+    for suffix in (".zarr", ".npz", ".parquet", ".jsonl"):
+        output = tmp_path / f"counts{suffix}"
+        for given, right in ((queries, expected), (queries[:0], expected[:0])):
+            assert (
+                search(indexes["deleted"], given, histogram=True, only=range(400), output=str(output)).status == "done"
+            )
+            if suffix == ".zarr":
+                found = zarr.open_array(output / "counts")[:]
+                again = search(indexes["deleted"], given, histogram=True, only=range(400), output=str(output))
+                assert again.status == "nothing to do"
+            elif suffix == ".npz":
+                found = np.load(output)["counts"]
+            elif suffix == ".parquet":
+                found = pytest.importorskip("pyarrow.parquet").read_table(output)["counts"].to_pylist()
+            else:
+                found = [json.loads(line)["counts"] for line in output.read_text().splitlines()]
+            np.testing.assert_array_equal(np.reshape(found, right.shape), right)
+    with pytest.raises(UsageError, match="leave out -k"):
+        search(indexes["deleted"], queries, histogram=True, k=3)
+
+
+@pytest.mark.parametrize("method", ["flat", "multi-index"])
+def test_later_partitions_of_a_worker_know_what_earlier_ones_found(
+    method: Any, indexes: dict[str, str], queries: np.ndarray, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers are threads of this process, so what they are asked can be seen."""
+    monkeypatch.setattr(holders, "partitions_of", lambda index, at_least: partitions_of(index, 5))
+    monkeypatch.setattr(holders, "COPIED_BYTES", 0)
+    seen: list[bool] = []
+    answer = TopK.answer
+
+    def watched(self: TopK, held: Any, batch: Any, so_far: Any = None) -> Any:
+        seen.append(so_far is not None)
+        return answer(self, held, batch, so_far)
+
+    watched.__name__ = "answer"  # by which a method travels
+    with (
+        open_index(indexes["deleted"], threads=1) as plain,
+        open_index(indexes["deleted"], client=client, resident=True, method=method) as searcher,
+    ):
+        expected = plain.search(queries, k=9)
+        searcher.search(queries, k=9)  # loads the codes, by tasks
+        monkeypatch.setattr(TopK, "answer", watched)
+        found = searcher.search(queries, k=9)
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    np.testing.assert_array_equal(found.distances, expected.distances)
+    parts = 5 if method == "flat" else len(seen)
+    assert len(seen) == parts >= 3
+    assert seen.count(False) <= 2, "one for each of two threads"
+
+
+def test_ranking_anew_keeps_the_plan(indexes: dict[str, str], queries: np.ndarray) -> None:
+    with open_index(indexes["plain"], method="multi-index") as searcher:
+        searcher.search(queries, k=3, rerank=9, rerank_by="asymmetric")
+        assert searcher.plan == "bucket tables, as asked for"
 
 
 def test_rows_are_chosen_by_id(indexes: dict[str, str], queries: np.ndarray, names: np.ndarray) -> None:
