@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import och_dist
-from och_dist import cli_search, cli_upkeep
+from och_dist import cli_search, cli_settings, cli_upkeep
 from och_dist.cli_options import Surroundings, cluster_options, run_stage
 from och_dist.errors import IncompleteError, OchError, UsageError
 from och_dist.stop import Terminated, stop_politely
@@ -267,7 +267,7 @@ def _run_file(file: str, settings: tuple[str, ...], options: dict[str, Any]) -> 
         click.echo(render_run(pipeline.name, reports, around.dashboard))
 
 
-for command in (cli_search.search, *cli_upkeep.COMMANDS):
+for command in (cli_search.search, cli_settings.settings, *cli_upkeep.COMMANDS):
     cli.add_command(command)
 
 

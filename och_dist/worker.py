@@ -18,7 +18,6 @@ from distributed import WorkerPlugin
 import och_dist
 
 BLAS_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-THREAD_LIMITS = (*BLAS_LIMITS, "NUMBA_NUM_THREADS")
 
 
 class PrepareWorker(WorkerPlugin):
