@@ -18,6 +18,7 @@ from typing import Any
 from distributed import WorkerPlugin
 
 import och_dist
+from och_dist import settings
 
 BLAS_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -51,7 +52,8 @@ class WarmKernels(WorkerPlugin):
 async def dask_setup(worker: Any) -> None:
     """What 'dask worker --preload och_dist.worker' runs before the worker reports for work."""
     limit_threads()
-    await asyncio.to_thread(warm_kernels)
+    if settings.flag("warm-up"):
+        await asyncio.to_thread(warm_kernels)
 
 
 def warm_kernels() -> None:
