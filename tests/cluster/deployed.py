@@ -26,6 +26,12 @@ def make_certs(folder: Path) -> Path:
     return folder
 
 
+def client_tls(certs: Path) -> dict[str, str]:
+    """The variables by which a command shows its certificate."""
+    names = {"CA": "ca.pem", "CERT": "client.pem", "KEY": "client.key"}
+    return {f"OCH_TLS_{name}": str(certs / file) for name, file in names.items()}
+
+
 def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

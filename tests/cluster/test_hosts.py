@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from cluster_help import CODE_CHUNK, ROWS, Processes, Reference, family, tree, wait_until
-from deployed import HOSTS, Deployed
+from deployed import HOSTS, Deployed, client_tls
 
 pytest.importorskip("cryptography")
 
@@ -30,11 +30,6 @@ def encode(processes: Processes, reference: Reference, index: Path, *words: obje
     assert (report["new_rows"], report["version"]) == (ROWS, 1)
     assert tree(index / "segments") == tree(reference.index / "segments")
     return report
-
-
-def client_tls(certs: Path) -> dict[str, str]:
-    return {f"OCH_TLS_{name}": f"{certs}/{file}" for name, file in
-            (("CA", "ca.pem"), ("CERT", "client.pem"), ("KEY", "client.key"))}  # fmt: skip
 
 
 def test_a_cluster_of_scripts(hosts: Deployed, processes: Processes, reference: Reference, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -11,31 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from board import DASK_SERIES, DOCKER, OCH_SERIES, board, expressions
 from deploy_help import CLUSTER, TOP, documents, parse, run, scripts, tool
 
-DOCKER = CLUSTER / "docker"
 SCRIPTS = [pytest.param(path, language, id=str(path.relative_to(CLUSTER))) for path, language in scripts()]
-
-# Series of Dask that rules and boards use; tests/cluster/test_prometheus.py sees them on a real scheduler and worker.
-DASK_SERIES = {
-    "dask_scheduler_workers",
-    "dask_scheduler_clients",
-    "dask_scheduler_tasks",
-    "dask_scheduler_tasks_forgotten_total",
-    "dask_scheduler_tick_duration_maximum_seconds",
-    "dask_worker_memory_bytes",
-}
-# Series of och_dist.monitor.
-OCH_SERIES = {
-    "dask_och_rows_total",
-    "dask_och_bytes_total",
-    "dask_och_chunks",
-    "dask_och_stage_seconds_total",
-    "dask_och_failures_total",
-    "dask_och_queries_total",
-    "dask_och_jobs_running",
-    "dask_och_progress_ratio",
-}
 
 # Every file of cluster/, by the test that reads or runs it.
 COVERED = {
@@ -118,18 +96,6 @@ def test_the_environment_of_the_units_is_known_to_the_scripts() -> None:
 
 
 # Prometheus and Grafana
-
-
-def board() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((DOCKER / "grafana" / "dashboards" / "och.json").read_text())
-    return found
-
-
-def expressions() -> list[str]:
-    """Every query of the board as Prometheus gets it."""
-    found = [target["expr"] for panel in board()["panels"] for target in panel["targets"]]
-    assert len(found) >= len(board()["panels"])
-    return [expr.replace("$__rate_interval", "1m").replace("$instance", ".*") for expr in found]
 
 
 def test_prometheus_reads_its_files() -> None:
