@@ -126,7 +126,7 @@ def tell(action):
 def told_without_privileges(folder: Path, mode: int, code: str) -> list[str]:
     """What a process hears that is bound by the permissions of ``folder``, whoever runs the tests."""
     for parent in folder.parents:
-        if parent.stat().st_uid == os.geteuid() and parent.name.startswith(("pytest-", "test_")):
+        if parent.stat().st_uid == os.geteuid() and parent.name.startswith(("pytest-", "popen-", "test_")):
             parent.chmod(0o755)
     folder.chmod(mode)
     try:
