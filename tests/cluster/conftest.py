@@ -20,7 +20,6 @@ from cluster_help import (
     clustered_rows,
     start_separate,
 )
-from deployed import Deployed, make_certs, start_scripts, two_machines
 
 from och_dist.cluster import ClusterOptions, connect
 from och_dist.stages import encode, ingest, train
@@ -69,16 +68,3 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     ]
     encode.encode(str(corpus), str(index), model=model, chunk_rows=CODE_CHUNK)
     return Reference(vectors, more, corpus, model, index)
-
-
-@pytest.fixture(scope="session")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
-    """A cluster with TLS as the scripts of cluster/hosts make it, for the whole session; leave it alive."""
-    pytest.importorskip("cryptography")
-    folder = tmp_path_factory.mktemp("hosts")
-    running = Processes(folder)
-    with two_machines() as network:
-        try:
-            yield start_scripts(running, folder, make_certs(folder / "certs"), network)
-        finally:
-            running.stop()

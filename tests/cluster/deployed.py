@@ -17,6 +17,7 @@ from cluster_help import Processes, wait_until
 
 TOP = Path(__file__).parents[2]
 HOSTS = TOP / "cluster" / "hosts"
+THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 def make_certs(folder: Path) -> Path:
@@ -102,10 +103,12 @@ def start_scripts(running: Processes, folder: Path, certs: Path, network: Networ
     )
     wait_until(lambda: (file.exists() and file.read_text().endswith("}")) or scheduler.poll() is not None)
     assert scheduler.poll() is None, running.log(scheduler)
+    unlimited = ("env", *(f"--unset={name}" for name in THREAD_LIMITS))  # the limits are those of dask.yaml
     workers = (
-        running.start(HOSTS / "start-worker", env={**first, "OCH_DASHBOARD": f"127.0.0.1:{pages[1]}"}),
+        running.start(*unlimited, HOSTS / "start-worker", env={**first, "OCH_DASHBOARD": f"127.0.0.1:{pages[1]}"}),
         running.start(
             *network.there,
+            *unlimited,
             HOSTS / "start-worker",
             env={**common, "OCH_HOST": network.second, "DASK_OCH__WARM_UP": "false"},
         ),

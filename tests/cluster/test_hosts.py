@@ -1,26 +1,42 @@
 """The scripts of cluster/hosts, run for real: a cluster with TLS, in two network namespaces where that is allowed.
 
-The same cluster is watched by Prometheus in test_prometheus.py.
+A real Prometheus with the committed configuration watches it; only the targets are those of the test.
 """
 
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from cluster_help import CODE_CHUNK, ROWS, Processes, Reference, family, tree, wait_until
-from deployed import HOSTS, Deployed, client_tls
+from board import DASK_SERIES, DOCKER, NOT_YET, OCH_SERIES, expressions
+from cluster_help import CODE_CHUNK, ROWS, Processes, Reference, tree, wait_until, workers_of
+from deployed import HOSTS, THREAD_LIMITS, Deployed, client_tls, free_port, make_certs, start_scripts, two_machines
 
 pytest.importorskip("cryptography")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
+    """A cluster with TLS as the scripts of cluster/hosts make it; leave it alive."""
+    folder = tmp_path_factory.mktemp("hosts")
+    running = Processes(folder)
+    with two_machines() as network:
+        try:
+            yield start_scripts(running, folder, make_certs(folder / "certs"), network)
+        finally:
+            running.stop()
 
 
 def test_a_cluster_of_scripts(hosts: Deployed, processes: Processes, reference: Reference, tmp_path: Path) -> None:
@@ -32,11 +48,10 @@ def test_a_cluster_of_scripts(hosts: Deployed, processes: Processes, reference: 
     assert tree(index / "segments") == tree(reference.index / "segments")
     verified = processes.report("verify", index, "--scheduler", hosts.address, env=tls)
     assert verified["damaged"] == 0
-    for started in hosts.workers:
-        for process in family(started.pid):
-            if any("spawn_main" in word for word in process.cmdline()):
-                environ = process.environ()
-                assert {environ[name] for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")} == {"1"}
+    spawned = [process for started in hosts.workers for process in workers_of(started.pid)]
+    assert len(spawned) == 2
+    for environ in (process.environ() for process in spawned):
+        assert [environ[name] for name in THREAD_LIMITS] == ["1"] * len(THREAD_LIMITS)
     listening = [entry for entry in psutil.Process(hosts.scheduler.pid).net_connections() if entry.status == "LISTEN"]
     assert {entry.laddr.ip for entry in listening if entry.laddr.port != hosts.port} == {"127.0.0.1"}
     assert hosts.port in {entry.laddr.port for entry in listening}
@@ -68,6 +83,55 @@ def test_scripts_refuse(tmp_path: Path) -> None:
     assert "no scheduler; name its address" in refusal("start-worker")
 
 
+# Prometheus
+
+
+@pytest.fixture
+def prometheus(hosts: Deployed, processes: Processes, tmp_path: Path) -> str:
+    """Address of a Prometheus that scrapes the cluster of the scripts."""
+    program = shutil.which("prometheus", path="/usr/bin:/usr/local/bin:/usr/sbin")
+    if program is None:
+        pytest.skip("prometheus is not installed (see .ci/run)")
+    folder = tmp_path / "prometheus"
+    shutil.copytree(DOCKER / "prometheus", folder)
+    for name, address in zip(("scheduler", "workers"), hosts.metrics, strict=True):
+        (folder / "targets" / f"{name}.yml").write_text(json.dumps([{"targets": [address]}]))
+    address = f"127.0.0.1:{free_port()}"
+    started = processes.start(
+        program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data",
+        f"--web.listen-address={address}",
+    )  # fmt: skip
+    wait_until(lambda: "ready to receive web requests" in processes.log(started) or started.poll() is not None)
+    assert started.poll() is None, processes.log(started)
+    return f"http://{address}"
+
+
+def ask(prometheus: str, route: str, **query: str) -> Any:
+    with urllib.request.urlopen(f"{prometheus}/api/v1/{route}?{urllib.parse.urlencode(query)}", timeout=30) as answer:
+        found = json.load(answer)
+    assert found["status"] == "success"
+    return found["data"]
+
+
+def test_prometheus_scrapes_a_run(prometheus: str, hosts: Deployed, processes: Processes, reference: Reference) -> None:
+    processes.report("verify", reference.index, "--scheduler", hosts.file, env=client_tls(hosts.certs))
+
+    def value(query: str) -> str | None:
+        samples = ask(prometheus, "query", query=query)["result"]
+        return samples[0]["value"][1] if samples else None
+
+    wait_until(lambda: value('sum(up{job="och-scheduler"})') == value('sum(up{job="och-worker"})') == "1", step=0.5)
+    wait_until(lambda: value("sum(dask_scheduler_workers)") == "2", step=0.5)
+    wait_until(lambda: value("dask_scheduler_client_connections_removed_total >= 1"), step=0.5)
+    scraped = set(ask(prometheus, "label/__name__/values"))
+    assert scraped | NOT_YET >= DASK_SERIES | OCH_SERIES
+    for expression in expressions():  # the board's own queries, parsed and run by the real thing
+        ask(prometheus, "query", query=expression)
+    rules = ask(prometheus, "rules")["groups"][0]["rules"]
+    assert {rule["health"] for rule in rules} <= {"ok", "unknown"}
+    assert "OchNoWorkers" in {rule["name"] for rule in rules}
+
+
 # SSH
 
 
@@ -80,9 +144,7 @@ def ssh(tmp_path: Path, processes: Processes) -> dict[str, Path | int]:
     pytest.importorskip("asyncssh")
     for name in ("host", "user"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True, timeout=30)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = int(taken.getsockname()[1])
+    port = free_port()
     kind, key = (tmp_path / "host.pub").read_text().split()[:2]
     (tmp_path / "known").write_text(f"[127.0.0.1]:{port} {kind} {key}\n")
     (tmp_path / "user.pub").rename(tmp_path / "authorized")

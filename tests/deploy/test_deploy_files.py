@@ -40,7 +40,7 @@ COVERED = {
     "docker/Dockerfile": "test_compose",
     "docker/Dockerfile.dockerignore": "test_compose",
     "docker/compose.yaml": "test_compose",
-    "docker/prometheus/prometheus.yml": "cluster/test_prometheus",
+    "docker/prometheus/prometheus.yml": "cluster/test_hosts",
     "docker/prometheus/rules.yml": "test_deploy_files",
     "docker/prometheus/targets/scheduler.yml": "test_deploy_files",
     "docker/prometheus/targets/workers.yml": "test_deploy_files",
