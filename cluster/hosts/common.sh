@@ -3,7 +3,7 @@
 
 say() { printf '%s\n' "$*" >&2; }
 
-# use_programs: och and dask, of OCH_BIN or of the PATH; and the settings that come with och, unless others are named.
+# use_programs: och and dask, of OCH_BIN or of the PATH; and the settings that come with och, unless /etc/dask has some.
 use_programs() {
     if [ -n "${OCH_BIN:-}" ]; then PATH="$OCH_BIN:$PATH"; fi
     if ! command -v och >/dev/null || ! command -v dask >/dev/null; then
@@ -11,9 +11,10 @@ use_programs() {
         exit 2
     fi
     export PATH
-    if [ -z "${DASK_CONFIG:-}" ]; then
-        DASK_CONFIG=$(och settings --file) || exit 2
-        export DASK_CONFIG
+    # Dask reads this place first, so that whatever else is said, in ~/.config/dask or by DASK_CONFIG, wins.
+    if [ -z "${DASK_ROOT_CONFIG:-}" ] && ! [ -d /etc/dask ]; then
+        DASK_ROOT_CONFIG=$(och settings --file) || exit 2
+        export DASK_ROOT_CONFIG
     fi
 }
 
