@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 import och_dist
-from och_dist import cli_search, cli_upkeep
+from och_dist import cli_search, cli_settings, cli_upkeep
 from och_dist.cli_options import Surroundings, cluster_options, expect_model, run_stage
 from och_dist.errors import ClusterError, IncompleteError, OchError, UsageError
 from och_dist.stop import Terminated, stop_politely
@@ -290,7 +290,7 @@ def _run_file(file: str, settings: tuple[str, ...], options: dict[str, Any]) -> 
         click.echo(render_run(pipeline.name, reports, around.dashboard))
 
 
-for command in (cli_search.search, *cli_upkeep.COMMANDS):
+for command in (cli_search.search, cli_settings.settings, *cli_upkeep.COMMANDS):
     cli.add_command(command)
 
 

@@ -54,7 +54,7 @@ def cluster_options(command: Command) -> Command:
             "--grace",
             type=float,
             metavar="SECONDS",
-            help="Time for the tasks under way to finish after SIGTERM or Ctrl-C [default: 10].",
+            help="Time for the tasks under way to finish after SIGTERM or Ctrl-C [default: och.grace, 10 s].",
         ),
         click.option("--insecure", is_flag=True, default=None, help="Allow a scheduler elsewhere without TLS."),
         click.option("--tls-key", metavar="FILE", help="The key of --tls-cert [default: OCH_TLS_KEY]."),

@@ -8,11 +8,12 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from och_dist import settings
 from och_dist.errors import ClusterError, UsageError
-from och_dist.stop import GRACE_SECONDS, set_grace
+from och_dist.stop import set_grace
 from och_dist.tls import (
     NOT_BEGUN,
     REMEDY,
@@ -26,38 +27,38 @@ from och_dist.tls import (
 if TYPE_CHECKING:
     from distributed import Client
 
-CONNECT_SECONDS = 20
-WORKERS_SECONDS = 60
+LOCAL = ("workers", "threads", "memory_limit")
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
     """``scheduler`` is an address or a scheduler file; without one, ``workers`` processes are started here.
 
-    ``workers=0`` means no Dask cluster at all: everything runs in this process. The ``tls_`` files, all three or none
-    (or the variables OCH_TLS_CA, OCH_TLS_CERT, OCH_TLS_KEY), are shown to a ``tls://`` scheduler, and a local cluster
-    speaks TLS with them. ``insecure`` allows a scheduler on another machine without TLS. ``grace`` is how many seconds
-    the tasks under way have to finish after SIGTERM or Ctrl-C.
+    ``workers=0`` means no Dask cluster at all: everything runs in this process. None stands for the setting of the same
+    name in ``dask.yaml``; its ``scheduler`` counts only where nothing is said about local workers either.
+
+    The ``tls_`` files, all three or none (or the variables OCH_TLS_CA, OCH_TLS_CERT, OCH_TLS_KEY), are shown to a
+    ``tls://`` scheduler, and a local cluster speaks TLS with them. ``insecure`` allows a scheduler on another machine
+    without TLS. ``grace`` is how many seconds the tasks under way have to finish after SIGTERM or Ctrl-C.
     """
 
     scheduler: str | None = None
     workers: int | None = None
-    threads: int = 1
-    memory_limit: str = "auto"
-    dashboard: bool = True
+    threads: int | None = None
+    memory_limit: str | None = None
+    dashboard: bool | None = None
     tls_ca: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
     insecure: bool = False
-    grace: float = GRACE_SECONDS
+    grace: float | None = None
 
 
 @contextlib.contextmanager
 def connect(options: ClusterOptions) -> Iterator[Client | None]:
     """A client that is ready to work, closed at the end; a local cluster is closed with it."""
-    if not 0 <= options.grace < float("inf"):
-        raise UsageError(f"--grace {options.grace}; give a number of seconds, 0 or more")
-    set_grace(options.grace)
+    settings.refuse_unknown()
+    options = _with_settings(options)
     if options.scheduler is not None:
         _refuse_local_options(options)
         with _remote(options) as client:
@@ -65,7 +66,7 @@ def connect(options: ClusterOptions) -> Iterator[Client | None]:
         return
     if options.insecure:
         raise UsageError("--insecure is about a --scheduler; give one, or leave it out")
-    if options.workers == 0:
+    if _local_workers(options) == 0:
         import threadpoolctl
 
         with threadpoolctl.threadpool_limits(1):
@@ -75,11 +76,22 @@ def connect(options: ClusterOptions) -> Iterator[Client | None]:
             yield client
 
 
+def _with_settings(options: ClusterOptions) -> ClusterOptions:
+    """The settings where the options say nothing about the scheduler; the time of grace is set on the way."""
+    grace = settings.seconds("grace") if options.grace is None else options.grace
+    if not 0 <= grace < float("inf"):
+        raise UsageError(f"--grace {grace}; give a number of seconds, 0 or more")
+    set_grace(grace)
+    if options.scheduler is None and all(getattr(options, name) is None for name in LOCAL):
+        scheduler = settings.setting("scheduler")
+        return replace(options, scheduler=None if scheduler is None else str(scheduler))
+    return options
+
+
 def _refuse_local_options(options: ClusterOptions) -> None:
     """What is said about local workers means nothing to a cluster that runs already."""
-    default = ClusterOptions()
-    for name in ("workers", "threads", "memory_limit"):
-        if (value := getattr(options, name)) != getattr(default, name):
+    for name in LOCAL:
+        if (value := getattr(options, name)) is not None:
             option = name.replace("_", "-")
             raise UsageError(f"--{option} {value} and --scheduler exclude each other; the cluster has its own")
 
@@ -88,12 +100,14 @@ def _refuse_local_options(options: ClusterOptions) -> None:
 def _remote(options: ClusterOptions) -> Iterator[Client]:
     from distributed import Client
 
-    address, certificates = _checked_address(options)
+    settings.apply()
+    patience = settings.seconds("connect-timeout")
+    address, certificates = _checked_address(options, patience)
     client, reason = None, ""
     try:
         client = Client(
             address,
-            timeout=CONNECT_SECONDS,
+            timeout=patience,
             set_as_default=False,
             security=certificates.security() if certificates else None,
         )
@@ -102,16 +116,14 @@ def _remote(options: ClusterOptions) -> Iterator[Client]:
     if client is None:
         # Half a client closes itself when it is collected; in the middle of starting another one, that would hang.
         gc.collect()
-        raise ClusterError(
-            f"no scheduler answers at {options.scheduler} within {CONNECT_SECONDS} s ({reason}); {NOT_BEGUN}"
-        )
+        raise ClusterError(f"no scheduler answers at {options.scheduler} within {patience:g} s ({reason}); {NOT_BEGUN}")
     with contextlib.closing(client):
         _await_workers(client, 1)
         _prepare_workers(client)
         yield client
 
 
-def _checked_address(options: ClusterOptions) -> tuple[str, Certificates | None]:
+def _checked_address(options: ClusterOptions, patience: float) -> tuple[str, Certificates | None]:
     """The address of the scheduler, after all that can be refused without Dask, and the certificates to use there."""
     from distributed.comm.addressing import parse_address, parse_host_port
 
@@ -136,7 +148,7 @@ def _checked_address(options: ClusterOptions) -> tuple[str, Certificates | None]
         if scheme not in ("tls", "wss") and not options.insecure:
             refuse_open_network(shown, host)
         if scheme in ("tcp", "tls"):
-            knock(shown, host, port, certificates=certificates, seconds=CONNECT_SECONDS)
+            knock(shown, host, port, certificates=certificates, seconds=patience)
     return f"{scheme}://{location}", certificates
 
 
@@ -157,42 +169,49 @@ def _address(scheduler: str) -> str:
         ) from None
 
 
+def _local_workers(options: ClusterOptions) -> int | None:
+    """Processes of a local cluster, 0 for none; None: as many as there are cores."""
+    if options.workers is not None or settings.setting("workers") is None:
+        return options.workers
+    return settings.whole("workers")
+
+
 @contextlib.contextmanager
 def _local(options: ClusterOptions) -> Iterator[Client]:
-    import dask
     from distributed import Client, LocalCluster
 
-    from och_dist.worker import THREAD_LIMITS, leave_interrupts_to_driver
+    from och_dist.worker import leave_interrupts_to_driver
 
-    workers = options.workers or os.cpu_count() or 1
-    if workers < 1 or options.threads < 1:
-        raise UsageError(f"--workers {workers} --threads {options.threads}: use at least one of each")
-    settings: dict[str, Any] = {f"distributed.nanny.pre-spawn-environ.{name}": 1 for name in THREAD_LIMITS}
-    settings["distributed.scheduler.no-workers-timeout"] = "60s"
+    settings.apply()
+    workers = _local_workers(options) or os.cpu_count() or 1
+    threads = settings.whole("threads", 1) if options.threads is None else options.threads
+    if workers < 1 or threads < 1:
+        raise UsageError(f"--workers {workers} --threads {threads}: use at least one of each")
+    memory_limit = options.memory_limit or settings.setting("memory-limit")
+    dashboard = settings.flag("dashboard") if options.dashboard is None else options.dashboard
     certificates = find_certificates(options)
-    with dask.config.set(settings), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Port .* is already in use")
         try:
             cluster = LocalCluster(
                 n_workers=workers,
-                threads_per_worker=options.threads,
+                threads_per_worker=threads,
                 processes=True,
-                memory_limit=options.memory_limit,
+                memory_limit=memory_limit,
                 host="127.0.0.1",
                 security=certificates.security() if certificates else None,
-                dashboard_address="127.0.0.1:8787" if options.dashboard else None,
+                dashboard_address=str(settings.setting("dashboard-address")) if dashboard else None,
             )
         except ValueError as error:
             raise UsageError(
-                f"a local cluster with --memory-limit {options.memory_limit} cannot be made ({error}); "
-                "write the limit like 2GB"
+                f"a local cluster with --memory-limit {memory_limit} cannot be made ({error}); write the limit like 2GB"
             ) from error
         except (OSError, RuntimeError, TimeoutError, TypeError) as error:
             raise ClusterError(
                 f"the local cluster of {workers} workers did not start ({error}); nothing was begun: try fewer "
                 "--workers, or --workers 0"
             ) from error
-        with cluster, Client(cluster, set_as_default=False, timeout=CONNECT_SECONDS) as client:
+        with cluster, Client(cluster, set_as_default=False, timeout=settings.seconds("connect-timeout")) as client:
             _await_workers(client, workers)
             _prepare_workers(client)
             client.run(leave_interrupts_to_driver)
@@ -200,11 +219,12 @@ def _local(options: ClusterOptions) -> Iterator[Client]:
 
 
 def _await_workers(client: Client, count: int) -> None:
+    patience = settings.seconds("workers-timeout")
     try:
-        client.wait_for_workers(count, timeout=WORKERS_SECONDS)
+        client.wait_for_workers(count, timeout=patience)
     except TimeoutError:
         raise ClusterError(
-            f"the scheduler {client.scheduler.address} has fewer than {count} workers after {WORKERS_SECONDS} s; "
+            f"the scheduler {client.scheduler.address} has fewer than {count} workers after {patience:g} s; "
             "nothing was begun: start workers, and run the command again"
         ) from None
 

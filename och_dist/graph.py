@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from och_dist.errors import ClusterError
-from och_dist.outcome import ANSWER_SECONDS, POLL_SECONDS, RETRIES, Failure, Watch, guarded, patient, settle
+from och_dist.outcome import POLL_SECONDS, Failure, Watch, answer_seconds, guarded, patient, retries, settle
 from och_dist.stop import Listener, listening
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _map_there(
             [tasks[number] for number in numbers],
             key=[f"{name}-{token}-{number}" for number in numbers],
             pure=False,
-            retries=RETRIES,
+            retries=retries(),
         )
         for number, future in zip(numbers, futures, strict=True):
             waiting[number] = future
@@ -130,7 +130,7 @@ def _map_there(
 def _drop_unbegun(waiting: dict[int, Future], client: Client) -> None:
     """Cancel the tasks that no worker has yet; all of them stay if the scheduler cannot tell."""
     try:
-        held = client.sync(client.scheduler.processing, workers=None, callback_timeout=ANSWER_SECONDS)
+        held = client.sync(client.scheduler.processing, workers=None, callback_timeout=answer_seconds())
     except (OSError, TimeoutError):
         return
     begun = {key for keys in held.values() for key in keys}
@@ -336,7 +336,7 @@ class _LeavesThere:
             self.client.subscribe_topic(self.topic, _Count(self.advance))
         watch = Watch(self.client)
         try:
-            futures = self.client.compute([root, *kept], retries=RETRIES)
+            futures = self.client.compute([root, *kept], retries=retries())
             return _unwrap(_await(futures[0], watch)), futures[1:]
         finally:
             if self.topic is not None:

@@ -1,6 +1,6 @@
 """What became of a task: its value, an error of ours, or an accident; and how long to wait for it.
 
-Errors of ours raised in a task arrive as they were. Accidents are tried three times and then become
+Errors of ours raised in a task arrive as they were. Accidents are tried again (``och.retries``) and then become
 :class:`IncompleteError`. A cluster without workers or without a scheduler ends in :class:`ClusterError`.
 """
 
@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from och_dist import settings
 from och_dist.errors import ClusterError, IncompleteError, OchError
 
 if TYPE_CHECKING:
@@ -23,9 +24,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POLL_SECONDS = 2.0
-NO_WORKERS_SECONDS = 60.0
-ANSWER_SECONDS = 60.0
-RETRIES = 2
+
+
+def retries() -> int:
+    """How often an accident is tried again."""
+    return settings.whole("retries")
+
+
+def answer_seconds() -> float:
+    """How long the scheduler may take to answer a question."""
+    return settings.seconds("answer-timeout")
 
 
 class Failure:
@@ -52,7 +60,7 @@ def _forget_locals(error: BaseException | None) -> None:
 
 def patient(function: Callable[..., T], *args: Any) -> T | Failure:
     """:func:`guarded` in this process, where accidents of storage are tried again as Dask would."""
-    for _ in range(RETRIES):
+    for _ in range(retries()):
         with contextlib.suppress(OSError):
             return guarded(function, *args)
     try:
@@ -64,7 +72,7 @@ def patient(function: Callable[..., T], *args: Any) -> T | Failure:
 
 def _accident(task: str, error: BaseException) -> IncompleteError:
     ours = IncompleteError(
-        f"{task} failed {RETRIES + 1} times ({type(error).__name__}: {error}); what is done is kept: "
+        f"{task} failed {retries() + 1} times ({type(error).__name__}: {error}); what is done is kept: "
         "mend the cause and run the command again"
     )
     ours.__cause__ = error
@@ -127,15 +135,15 @@ class Watch:
             return
         now = time.monotonic()
         self.alone_since = self.alone_since or now
-        if now - self.alone_since > NO_WORKERS_SECONDS:
+        if now - self.alone_since > (patience := settings.seconds("no-workers-timeout")):
             raise ClusterError(
-                f"no worker, or only paused ones, for {NO_WORKERS_SECONDS:.0f} s; what is done is kept: "
+                f"no worker, or only paused ones, for {patience:.0f} s; what is done is kept: "
                 "start workers, or give them more memory, and run the command again"
             )
 
     def _workers(self) -> list[dict[str, Any]]:
         try:
-            info = self.client.sync(self.client.scheduler.identity, n_workers=-1, callback_timeout=ANSWER_SECONDS)
+            info = self.client.sync(self.client.scheduler.identity, n_workers=-1, callback_timeout=answer_seconds())
         except (OSError, TimeoutError) as error:
             raise ClusterError(
                 f"the scheduler does not answer ({error!r}); what is done is kept: run the command again"

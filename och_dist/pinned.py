@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from och_dist.outcome import POLL_SECONDS, RETRIES, Failure, Watch, guarded, settle
+from och_dist.outcome import POLL_SECONDS, Failure, Watch, guarded, retries, settle
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -44,7 +44,7 @@ def derive(
 def _mapped(function: Callable[..., Any], lists: list[Any], client: Client, name: str) -> list[Future]:
     token = uuid.uuid4().hex[:8]
     keys = [f"{name}-{token}-{number}" for number in range(len(lists[0]))]
-    return client.map(function, *lists, key=keys, pure=False, retries=RETRIES)
+    return client.map(function, *lists, key=keys, pure=False, retries=retries())
 
 
 def _on_value(function: Function, value: Any, task: Any) -> Any:

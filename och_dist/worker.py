@@ -2,11 +2,13 @@
 
 Kernels are compiled where they are first used. A job of many stages, which will use them all, compiles them in a
 thread beside its first stages (:class:`WarmKernels`); for a single command that would cost more than it brings:
-'och verify' went from 3.5 s to 6.6 s, 'och encode' from 7 s to 11 s.
+'och verify' went from 3.5 s to 6.6 s, 'och encode' from 7 s to 11 s. Workers that stay ('dask worker --preload
+och_dist.worker', as in cluster/) compile them before they report for work.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -16,9 +18,9 @@ from typing import Any
 from distributed import WorkerPlugin
 
 import och_dist
+from och_dist import settings
 
 BLAS_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-THREAD_LIMITS = (*BLAS_LIMITS, "NUMBA_NUM_THREADS")
 
 
 class PrepareWorker(WorkerPlugin):
@@ -45,6 +47,13 @@ class WarmKernels(WorkerPlugin):
 
     def setup(self, worker: Any) -> None:
         threading.Thread(target=warm_kernels, name=self.name, daemon=True).start()
+
+
+async def dask_setup(worker: Any) -> None:
+    """What 'dask worker --preload och_dist.worker' runs before the worker reports for work."""
+    limit_threads()
+    if settings.flag("warm-up"):
+        await asyncio.to_thread(warm_kernels)
 
 
 def warm_kernels() -> None:

@@ -17,10 +17,15 @@ LOCAL = ("inspect", "status", "gc")
 QUICK = ("--param", "n_centres=20", "--param", "max_iter=20")
 
 
-def och(*words: object, code: int = 0) -> Result:
-    """Run ``och WORDS``, without a cluster unless WORDS say otherwise; the exit code must be ``code``."""
+def och(*words: object, code: int = 0, bare: bool = False) -> Result:
+    """Run ``och WORDS``, without a cluster unless WORDS say otherwise (or ``bare``); the exit code must be ``code``."""
     args = [str(word) for word in words]
-    if args[0] not in LOCAL and not args[0].startswith("-") and not {"--workers", "--scheduler", "--help"} & set(args):
+    if (
+        not bare
+        and args[0] not in LOCAL
+        and not args[0].startswith("-")
+        and not {"--workers", "--scheduler", "--help"} & set(args)
+    ):
         args += ["--workers", "0"]
     result = CliRunner().invoke(cli, args)
     assert result.exit_code == code, f"{args} ended with {result.exit_code}, not {code}:\n{result.stderr[-2000:]}"

@@ -8,9 +8,10 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 import zarr
@@ -582,13 +583,13 @@ def test_job_that_is_not_finished(job: Job, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def closed_port(monkeypatch: pytest.MonkeyPatch) -> int:
+def closed_port() -> Iterator[int]:
     """A port of this machine where nobody listens; and nobody waits long for an answer."""
-    monkeypatch.setattr("och_dist.cluster.CONNECT_SECONDS", 1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    return port
+    with dask.config.set({"och.connect-timeout": "1s"}):
+        yield port
 
 
 def test_no_scheduler_at_an_address(made: Job, closed_port: int) -> None:

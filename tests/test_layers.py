@@ -17,13 +17,14 @@ LAYERS: list[tuple[tuple[str, ...], set[str]]] = [
     (("kernels",), {"numpy", "scipy", "numba", "llvmlite"}),
     (("hashers", "metrics"), {"numpy", "scipy", "numba", "sklearn", "threadpoolctl"}),
     (("store",), {"numpy", "scipy", "zarr", "obstore", "h5py", "pyarrow", "google_crc32c", "numcodecs"}),
+    (("settings",), {"dask", "distributed"}),
     (("graph", "outcome", "pinned"), {"dask", "distributed"}),
     (("machine",), {"distributed", "threadpoolctl", "llvmlite"}),
     (("cluster", "tls", "worker"), {"dask", "distributed", "threadpoolctl", "numpy"}),
     (("stages",), {"numpy", "dask", "dask_ml", "sklearn", "google_crc32c", "distributed"}),
     (("estimators", "report"), {"numpy", "dask", "sklearn"}),
     (("pipeline", "monitor"), {"distributed", "bokeh", "rich", "prometheus_client"}),
-    (("cli", "cli_options", "cli_search", "cli_upkeep"), {"click", "distributed"}),
+    (("cli", "cli_options", "cli_search", "cli_settings", "cli_upkeep"), {"click", "distributed"}),
 ]
 
 

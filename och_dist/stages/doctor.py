@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from och_dist.cluster import check_memory
 from och_dist.errors import ClusterError, IncompleteError, OchError, UsageError
 from och_dist.machine import describe_machine
-from och_dist.outcome import ANSWER_SECONDS
+from och_dist.outcome import answer_seconds
 from och_dist.stages.common import WORKING_BYTES, Context, Report, Stopwatch, require_room
 from och_dist.store.corpus import Corpus, open_corpus
 from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, open_objects, storage_errors
@@ -211,7 +211,7 @@ def check_cluster(context: Context, corpus: Corpus | None = None) -> list[Findin
     client = context.client
     assert client is not None
     workers = _on_workers(client, describe_machine)
-    scheduler = client.sync(client.scheduler.versions, callback_timeout=ANSWER_SECONDS)["packages"]
+    scheduler = client.sync(client.scheduler.versions, callback_timeout=answer_seconds())["packages"]
     info = client.scheduler_info(n_workers=-1)["workers"]
     threads = sum(worker["nthreads"] for worker in info.values())
     return [
@@ -225,7 +225,7 @@ def check_cluster(context: Context, corpus: Corpus | None = None) -> list[Findin
 def _on_workers(client: Client, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
     """``function(*args)`` on every worker, by address; within a limit of time."""
     try:
-        found: dict[str, Any] = client.sync(client._run, function, *args, callback_timeout=ANSWER_SECONDS)
+        found: dict[str, Any] = client.sync(client._run, function, *args, callback_timeout=answer_seconds())
     except OchError:
         raise
     except Exception as error:  # whatever went wrong on a worker arrives here

@@ -275,9 +275,11 @@ def test_a_result_that_died_with_its_worker_is_made_again(client: Any) -> None:
 
 
 def test_all_workers_gone(fragile: Separate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome, "NO_WORKERS_SECONDS", 1.0)
     monkeypatch.setattr(outcome, "POLL_SECONDS", 0.2)
-    with connect(ClusterOptions(scheduler=fragile.address)) as client:
+    with (
+        dask.config.set({"och.no-workers-timeout": "1s"}),
+        connect(ClusterOptions(scheduler=fragile.address)) as client,
+    ):
         assert map_tasks(work.same, [1], client=client, name="same") == [1]
         fragile.workers[0].kill()
         with pytest.raises(errors.ClusterError, match="no worker"):
@@ -290,10 +292,9 @@ def test_all_workers_gone(fragile: Separate, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("way", ["kill", "stop"])
 def test_a_lost_scheduler(fragile: Separate, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    monkeypatch.setattr(outcome, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(outcome, "POLL_SECONDS", 0.2)
     number = signal.SIGKILL if way == "kill" else signal.SIGSTOP
-    with connect(ClusterOptions(scheduler=fragile.address)) as client:
+    with dask.config.set({"och.answer-timeout": "1s"}), connect(ClusterOptions(scheduler=fragile.address)) as client:
         timer = threading.Timer(0.5, os.kill, (fragile.scheduler.pid, number))
         timer.start()
         started = time.monotonic()

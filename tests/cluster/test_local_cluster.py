@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cluster_tasks as work
+import dask
 import psutil
 import pytest
 import threadpoolctl
@@ -122,10 +123,10 @@ def free_port() -> int:
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:{port}", "127.0.0.1:{port}", "tls://127.0.0.1:{port}",
                                      "ucx3://127.0.0.1:{port}", "nonsense", "no/such/file.json"])  # fmt: skip
-def test_no_scheduler_there(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
+def test_no_scheduler_there(address: str) -> None:
     started = time.monotonic()
     with (
+        dask.config.set({"och.connect-timeout": 1}),
         pytest.raises(ClusterError, match=r"scheduler") as caught,
         connect(ClusterOptions(scheduler=address.format(port=free_port()))),
     ):
@@ -142,10 +143,10 @@ def test_a_file_that_is_no_scheduler_file(text: str, tmp_path: Path) -> None:
         pytest.fail("connected")
 
 
-def test_a_scheduler_without_workers(processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "WORKERS_SECONDS", 1)
+def test_a_scheduler_without_workers(processes: Processes, tmp_path: Path) -> None:
     started = start_separate(processes, tmp_path, workers=0, nanny=False)
     with (
+        dask.config.set({"och.workers-timeout": "1s"}),
         pytest.raises(ClusterError, match="fewer than 1 workers after 1 s; nothing was begun: start workers"),
         connect(ClusterOptions(scheduler=started.address)),
     ):
