@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import traceback
 from typing import Any
 
 import click
 
 import och_dist
-from och_dist import cli_search, cli_upkeep
-from och_dist.cli_options import Surroundings, cluster_options, run_stage
-from och_dist.errors import IncompleteError, OchError, UsageError
-from och_dist.stop import Terminated, stop_politely
+from och_dist import cli_run, cli_search, cli_upkeep
+from och_dist.cli_options import cluster_options, run_stage
+from och_dist.errors import OchError, UsageError
+from och_dist.logs import last_words, logs_json
+from och_dist.stop import Terminated, exit_code_of, stop_politely
 
-INTERRUPTED = 130
 ONE_PIECE = ("search", "truth", "evaluate", "inspect", "status", "delete", "doctor")
 
 
@@ -26,22 +25,22 @@ class OchGroup(click.Group):
             with stop_politely():
                 return super().invoke(ctx)
         except OchError as error:
-            click.echo(f"och: {error}", err=True)
+            last_words(str(error), error.exit_code)
             ctx.exit(error.exit_code)
-        except Terminated as end:
-            click.echo(_ended("terminated", end, ctx), err=True)
-            ctx.exit(IncompleteError.exit_code)
-        except KeyboardInterrupt as end:
-            click.echo(_ended("interrupted", end, ctx), err=True)
-            ctx.exit(INTERRUPTED)
+        except (Terminated, KeyboardInterrupt) as end:
+            how = "terminated" if isinstance(end, Terminated) else "interrupted"
+            last_words(_ended(how, end, ctx), exit_code_of(end))
+            ctx.exit(exit_code_of(end))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except Exception:
-            traceback.print_exc()
-            click.echo(
-                "och: an unexpected error (above); what is published is whole, and what is done is kept. Please report "
-                "it; running the same command again is safe",
-                err=True,
+            if not logs_json():
+                traceback.print_exc()
+            last_words(
+                "an unexpected error (above); what is published is whole, and what is done is kept. Please report it; "
+                "running the same command again is safe",
+                1,
+                traceback=True,
             )
             ctx.exit(1)
 
@@ -56,8 +55,8 @@ def _ended(how: str, end: BaseException, ctx: click.Context) -> str:
     """What happened, what is safe, and what continues."""
     detail = "".join(f", and {text}" for text in end.args)
     if ctx.invoked_subcommand in ONE_PIECE:
-        return f"och: {how}{detail}; nothing half-written is left: run the same command again"
-    return f"och: {how}{detail}; what is done is kept: run the same command again to go on"
+        return f"{how}{detail}; nothing half-written is left: run the same command again"
+    return f"{how}{detail}; what is done is kept: run the same command again to go on"
 
 
 @click.group(
@@ -71,7 +70,7 @@ def cli() -> None:
 
     \b
     Exit codes: 0 done or nothing to do, 1 unexpected, 2 usage, 3 bad input, 4 integrity or conflict,
-    5 incomplete (run again), 7 cluster unavailable, 130 interrupted.
+    5 incomplete (run again), 6 drift, 7 cluster unavailable, 130 interrupted.
     """
 
 
@@ -231,43 +230,7 @@ def compare(corpus: str, output: str, **options: Any) -> None:
     run_stage(options, stage, corpus, output)
 
 
-@cli.command()
-@click.argument("file")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a variable, or STAGE.PARAMETER.")
-@cluster_options
-def run(file: str, settings: tuple[str, ...], **options: Any) -> None:
-    """Run a whole job from a pipeline FILE; running it again repeats no finished work."""
-    _run_file(file, settings, options)
-
-
-@cli.command()
-@click.option("--dir", "folder", default="demo-data", show_default=True, help="Where the files go.")
-@cluster_options
-def demo(folder: str, **options: Any) -> None:
-    """Do the main job on a generated corpus of 100,000 x 960: generate, train, encode, search, evaluate."""
-    from och_dist.pipeline import bundled
-
-    _run_file(str(bundled("demo.toml")), (f"dir={json.dumps(folder)}",), options)
-
-
-def _run_file(file: str, settings: tuple[str, ...], options: dict[str, Any]) -> None:
-    from och_dist.cluster import warm
-    from och_dist.pipeline import load_pipeline, run_pipeline
-    from och_dist.report.text import render_run
-
-    around = Surroundings(options)
-    pipeline = load_pipeline(file, settings)
-    with around.context(pipeline.cluster) as context:
-        warm(context.client)
-        reports = run_pipeline(pipeline, context)
-    if around.as_json:
-        stages = {name: report.to_json() for name, report in reports}
-        click.echo(json.dumps({"name": pipeline.name, "stages": stages}))
-    else:
-        click.echo(render_run(pipeline.name, reports, around.dashboard))
-
-
-for command in (cli_search.search, *cli_upkeep.COMMANDS):
+for command in (cli_search.search, *cli_run.COMMANDS, *cli_upkeep.COMMANDS):
     cli.add_command(command)
 
 

@@ -49,7 +49,7 @@ def ingest(
     _check_copies(found)
     named = id_sources(found, [ids] if isinstance(ids, str) else ids, id_column)
     parent = find_corpus(corpus)
-    known = _known_sources(parent)
+    known = known_sources(parent)
     _check_ids(parent, found, named, known)
     new = [place for place, source in enumerate(found) if (source.fingerprint, source.dataset) not in known]
     if not new:
@@ -87,7 +87,7 @@ def generate(
         )
     watch = Stopwatch("generate")
     origin = Generated(rows, dim, seed, first_row)
-    known = _known_sources(find_corpus(corpus))
+    known = known_sources(find_corpus(corpus))
     if (origin.describe()[0]["fingerprint"], None) in known:
         return _nothing(watch, corpus)
     if known and not append:
@@ -106,7 +106,7 @@ def _check_copies(sources: Iterable[Source]) -> None:
             raise UsageError(f"{source.path} has the content of {first}; name one of them, so that no row comes twice")
 
 
-def _known_sources(corpus: Corpus | None) -> dict[tuple[str, str | None], str | None]:
+def known_sources(corpus: Corpus | None) -> dict[tuple[str, str | None], str | None]:
     """(content, dataset) of every source of a corpus -> content of its ids."""
     segments = corpus.segments if corpus else ()
     return {
@@ -141,10 +141,10 @@ def _check_kind(parent: Corpus | None, kind: str | None) -> None:
 def _nothing(watch: Stopwatch, url: str) -> Report:
     corpus = find_corpus(url)
     assert corpus is not None  # narrows the type: sources were found in it
-    return watch.report("nothing to do", **_facts(corpus, 0))
+    return watch.report("nothing to do", **corpus_facts(corpus, 0))
 
 
-def _facts(corpus: Corpus, new_rows: int) -> dict[str, Any]:
+def corpus_facts(corpus: Corpus, new_rows: int) -> dict[str, Any]:
     return {
         "corpus": corpus.url,
         "version": corpus.version,
@@ -211,7 +211,10 @@ def _write_segment(
     )
     corpus = _publish(url, segment, origin)
     return watch.report(
-        **_facts(corpus, rows), stored_bytes=stored.nbytes, dropped=len(bad), dropped_rows=bad[:LISTED_ROWS].tolist()
+        **corpus_facts(corpus, rows),
+        stored_bytes=stored.nbytes,
+        dropped=len(bad),
+        dropped_rows=bad[:LISTED_ROWS].tolist(),
     )
 
 

@@ -1,0 +1,66 @@
+"""The log on stderr: lines for people, or one JSON object a line (``--log-format json``) for a collector of logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+OURS = "och_dist"
+
+
+class JsonLines(logging.Formatter):
+    """time (UTC), level, logger, message, and whatever else a record was given as ``fields``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        body: dict[str, Any] = {
+            "time": when,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            body["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(body, default=str)
+
+
+def configure_logging(level: int, form: str = "text") -> None:
+    """Our own log on stderr. What Dask logs stays as Dask configures it; but in JSON every line is an object."""
+    logger = logging.getLogger(OURS)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(level)
+    if form == "json":
+        handler.setFormatter(JsonLines())
+        _adopt_others(handler)
+    else:
+        logging.captureWarnings(False)
+
+
+def _adopt_others(handler: logging.Handler) -> None:
+    """Dask gives its loggers handlers of their own when it is imported; ours takes their place. Warnings join in."""
+    logging.captureWarnings(True)
+    if "distributed" not in sys.modules:
+        import distributed  # noqa: F401
+    for name in ("distributed", "distributed.client", "bokeh", "tornado", "tornado.application", "py.warnings"):
+        logging.getLogger(name).handlers[:] = [handler]
+        logging.getLogger(name).propagate = False
+
+
+def logs_json() -> bool:
+    return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger(OURS).handlers)
+
+
+def last_words(text: str, exit_code: int, *, traceback: bool = False) -> None:
+    """Why a command ends: 'och: ...' on stderr, or the last line of a JSON log."""
+    if logs_json():
+        fields = {"fields": {"exit_code": exit_code}}
+        logging.getLogger(OURS).error("%s", text, extra=fields, exc_info=traceback)
+    else:
+        print(f"och: {text}", file=sys.stderr)
