@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from och_dist.errors import UsageError
-from och_dist.logs import configure_logging
+from och_dist.logs import adopt_dask, configure_logging
 
 if TYPE_CHECKING:
     from och_dist.stages.common import Context, Report
@@ -101,6 +101,7 @@ class Surroundings:
         from och_dist.stages.common import Context
 
         options = ClusterOptions(**self.settings(defaults or {}))
+        adopt_dask()
         with connect(options) as client, contextlib.ExitStack() as stack:
             self.dashboard = dashboard_link(client)
             if self.dashboard and not self.quiet:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 OURS = "och_dist"
+DASK = ("distributed", "distributed.client", "bokeh", "tornado", "tornado.application")
 
 
 class JsonLines(logging.Formatter):
@@ -36,21 +37,24 @@ def configure_logging(level: int, form: str = "text") -> None:
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel(level)
+    logging.captureWarnings(form == "json")
     if form == "json":
         handler.setFormatter(JsonLines())
-        _adopt_others(handler)
-    else:
-        logging.captureWarnings(False)
+        _take_over("py.warnings", handler)
 
 
-def _adopt_others(handler: logging.Handler) -> None:
-    """Dask gives its loggers handlers of their own when it is imported; ours takes their place. Warnings join in."""
-    logging.captureWarnings(True)
-    if "distributed" not in sys.modules:
+def adopt_dask() -> None:
+    """Dask gives its loggers handlers of their own when it is imported; in a JSON log ours takes their place."""
+    if logs_json():
         import distributed  # noqa: F401
-    for name in ("distributed", "distributed.client", "bokeh", "tornado", "tornado.application", "py.warnings"):
-        logging.getLogger(name).handlers[:] = [handler]
-        logging.getLogger(name).propagate = False
+
+        for name in DASK:
+            _take_over(name, logging.getLogger(OURS).handlers[0])
+
+
+def _take_over(name: str, handler: logging.Handler) -> None:
+    logging.getLogger(name).handlers[:] = [handler]
+    logging.getLogger(name).propagate = False
 
 
 def logs_json() -> bool:

@@ -32,7 +32,7 @@ WINDOW_ROWS = 2_048
 MIN_ROWS = 500
 MAX_BALANCE_SHIFT = 0.1
 MAX_MARGIN_SHIFT = 0.2
-TINY = 1e-300
+TINY = 1e-150
 
 
 @dataclass(frozen=True)
