@@ -11,14 +11,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from och_dist.errors import BadInputError, OchError
 from och_dist.pipeline import Pipeline, fill_known
 from och_dist.stages.collect import new_sources
 from och_dist.stages.common import WORKING_BYTES
 from och_dist.stages.drift import MIN_ROWS, SAMPLE_ROWS
-from och_dist.stages.ingest import default_chunk_rows, known_sources
+from och_dist.stages.ingest import default_chunk_rows, known_sources, vector_bytes
 from och_dist.stages.queries import open_queries
 from och_dist.stages.train import KMEANS_ROWS_PER_CENTRE, TRAIN_ROWS, hasher_params, make_hasher
 from och_dist.stages.upkeep import gc
@@ -45,7 +43,7 @@ class Shape:
 
     @property
     def row_bytes(self) -> int:
-        return self.dim * np.dtype(self.dtype).itemsize
+        return vector_bytes(self.dim, self.dtype)
 
     @property
     def pass_bytes(self) -> int:
@@ -122,7 +120,7 @@ def _files(sources: list[Source], corpus: str, chunk_rows: int | None, outlook: 
     shape = outlook.grow(corpus, rows, first.dim, first.dtype, chunk_rows)
     chunk = min(rows, chunk_rows or default_chunk_rows(first.dim, first.dtype)) * shape.row_bytes
     return {
-        "does": f"store {rows:,} rows of {first.dim}-d {np.dtype(first.dtype).name}",
+        "does": f"store {rows:,} rows of {first.dim}-d vectors",
         "files": len(sources),
         "rows": rows,
         "bytes": rows * shape.row_bytes,
@@ -149,7 +147,7 @@ def _generate(params: Params, outlook: Outlook) -> Facts:
     rows, dim = params.get("rows", 100_000), params.get("dim", 960)
     shape = outlook.grow(params["corpus"], rows, dim, "<f4", params.get("chunk_rows"))
     size = {"rows": rows, "bytes": rows * shape.row_bytes, "task_memory": 4 * shape.chunk_bytes}
-    return {"does": f"make {rows:,} rows of {dim}-d float32", **size}
+    return {"does": f"make {rows:,} rows of {dim}-d vectors", **size}
 
 
 def _training(params: Params, shape: Shape) -> Facts:

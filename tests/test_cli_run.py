@@ -84,7 +84,7 @@ def test_history(night: Path) -> None:
     assert (last["status"], last["new_files"], last["new_rows"]) == ("nothing to do", 0, 0)
     lines = och("history", night / "data" / "index").stdout.splitlines()
     assert lines[1].split()[:4] == ["run", "started", "(UTC)", "seconds"]
-    assert lines[2].split()[4:] == "0 done 1 1,200 1 nightly, trained a model".split()
+    assert lines[2].split()[4:] == ["0", "done", "1", "1,200", "1", "nightly,", "trained", "a", "model"]
     (whole,) = history(night, "--run", 1)
     assert whole["stages"]["quality"]["queries"] == 5
     assert whole["settings"][2] == "bits=12"
@@ -188,7 +188,7 @@ def test_plan_of_a_first_night(tmp_path: Path) -> None:
     assert stages["encode"]["task_memory"] > 3 * 32_000
     text = och(*words(tmp_path), "--dry-run").stdout
     assert text.startswith("nightly: a dry run, nothing was changed\n")
-    assert "store 1,000 rows of 8-d float32" in text
+    assert "store 1,000 rows of 8-d vectors" in text
     assert "expected memory: " in text
 
 

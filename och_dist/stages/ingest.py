@@ -157,9 +157,13 @@ def corpus_facts(corpus: Corpus, new_rows: int) -> dict[str, Any]:
     }
 
 
+def vector_bytes(dim: int, dtype: str) -> int:
+    return dim * np.dtype(dtype).itemsize
+
+
 def default_chunk_rows(dim: int, dtype: str) -> int:
     """The power of two whose chunk is nearest below 32 MiB, at least one row."""
-    rows = max(1, CHUNK_BYTES // (dim * np.dtype(dtype).itemsize))
+    rows = max(1, CHUNK_BYTES // vector_bytes(dim, dtype))
     return 1 << (rows.bit_length() - 1)
 
 
@@ -186,7 +190,7 @@ def _write_segment(
     size = min(chunk_rows or default_chunk_rows(origin.dim, origin.dtype), rows)
     spec = ArraySpec(rows, origin.dim, origin.dtype, size, codec)
     layout = None if ids is None else id_layout(ids, origin.rows, context)
-    row_bytes = origin.dim * np.dtype(origin.dtype).itemsize + (layout.width if layout else 0)
+    row_bytes = vector_bytes(origin.dim, origin.dtype) + (layout.width if layout else 0)
     check_memory(context.client, 4 * size * row_bytes, f"a chunk of {size} rows")
     start = parent.rows if parent else 0
     work = [origin.identity(), start, rows, size, codec, sha256(bad.tobytes())]
