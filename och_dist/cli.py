@@ -14,7 +14,7 @@ from och_dist.errors import OchError, UsageError
 from och_dist.logs import last_words, logs_json
 from och_dist.stop import Terminated, exit_code_of, stop_politely
 
-ONE_PIECE = ("search", "truth", "evaluate", "inspect", "status", "delete", "doctor")
+ONE_PIECE = ("search", "truth", "evaluate", "inspect", "status", "delete", "doctor", "history")
 
 
 class OchGroup(click.Group):

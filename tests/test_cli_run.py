@@ -15,6 +15,7 @@ import pytest
 from command import facts, och, one_object, refused, small_rows
 
 from och_dist.logs import configure_logging
+from och_dist.stop import Terminated
 from och_dist.store.lock import locked
 from och_dist.store.objects import open_objects
 from och_dist.store.runs import begin_run
@@ -124,7 +125,7 @@ def test_failures_are_in_the_history(tmp_path: Path, number: int) -> None:
 
 
 def test_unexpected_failures_and_interruptions(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for error, code in ((RuntimeError("oops"), 1), (KeyboardInterrupt(), 130)):
+    for error, code in ((RuntimeError("oops"), 1), (KeyboardInterrupt(), 130), (Terminated(), 5)):
 
         def fail(*args: Any, error: BaseException = error, **options: Any) -> None:
             raise error
@@ -133,7 +134,7 @@ def test_unexpected_failures_and_interruptions(night: Path, monkeypatch: pytest.
         och(*words(night), code=code)
         (run,) = history(night, "-n", 1)
         assert (run["exit_code"], run["stage"]) == (code, "collect")
-        assert run["message"] == ("RuntimeError: oops" if code == 1 else "KeyboardInterrupt")
+        assert run["message"] == ("RuntimeError: oops" if code == 1 else type(error).__name__)
 
 
 def test_a_report_that_cannot_be_kept_hides_no_failure(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
