@@ -198,9 +198,9 @@ def test_plan_of_later_nights(night: Path, tmp_path: Path) -> None:
     assert all("nothing to do" in stages[name]["does"] for name in ("collect", "model", "encode", "quality", "gc"))
     assert plan(night, "bits=16")["model"]["does"] == "train: other parameters are asked for"
     assert plan(night, "bits=16")["encode"]["rows"] == ROWS
-    np.save(tmp_path / "b.npy", small_rows(600, seed=2))
+    np.save(tmp_path / "b.npy", small_rows(1_100, seed=2))
     stages = plan(night, f"inbox={tmp_path}", "on_drift=retrain")
-    assert (stages["collect"]["rows"], stages["encode"]["rows"]) == (600, 600)
+    assert (stages["collect"]["rows"], stages["encode"]["rows"]) == (1_100, 1_100)
     assert "unless the new rows have drifted: then train anew" in stages["model"]["does"]
 
 

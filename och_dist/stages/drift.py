@@ -29,7 +29,7 @@ from och_dist.store.versions import seal, unseal
 SAMPLE_ROWS = 8_192
 SAMPLE_CHUNKS = 32
 WINDOW_ROWS = 2_048
-MIN_ROWS = 500
+MIN_ROWS = 1_000
 MAX_BALANCE_SHIFT = 0.1
 MAX_MARGIN_SHIFT = 0.2
 TINY = 1e-150
