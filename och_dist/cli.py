@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import traceback
 from typing import Any
@@ -11,15 +10,15 @@ from typing import Any
 import click
 
 import och_dist
-from och_dist import cli_search, cli_settings, cli_upkeep
-from och_dist.cli_options import Surroundings, cluster_options, expect_model, run_stage
+from och_dist import cli_run, cli_search, cli_settings, cli_upkeep
+from och_dist.cli_options import cluster_options, expect_model, run_stage
 from och_dist.errors import ClusterError, IncompleteError, OchError, UsageError
-from och_dist.stop import Terminated, stop_politely
+from och_dist.logs import last_words, logs_json
+from och_dist.stop import Terminated, exit_code_of, stop_politely
 
 logger = logging.getLogger("och_dist")
 
-INTERRUPTED = 130
-ONE_PIECE = ("search", "truth", "evaluate", "inspect", "status", "delete", "doctor")
+ONE_PIECE = ("search", "truth", "evaluate", "inspect", "status", "delete", "doctor", "history")
 
 
 class OchGroup(click.Group):
@@ -30,28 +29,28 @@ class OchGroup(click.Group):
             with stop_politely():
                 return super().invoke(ctx)
         except OchError as error:
-            click.echo(f"och: {error}", err=True)
+            last_words(str(error), error.exit_code)
             ctx.exit(error.exit_code)
-        except Terminated as end:
-            click.echo(_ended("terminated", end, ctx), err=True)
-            ctx.exit(IncompleteError.exit_code)
-        except KeyboardInterrupt as end:
-            click.echo(_ended("interrupted", end, ctx), err=True)
-            ctx.exit(INTERRUPTED)
+        except (Terminated, KeyboardInterrupt) as end:
+            how = "terminated" if isinstance(end, Terminated) else "interrupted"
+            last_words(_ended(how, end, ctx), exit_code_of(end))
+            ctx.exit(exit_code_of(end))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except OSError as error:
             if error.errno == errno.EPIPE:  # nobody reads the result any more: Click ends quietly
                 raise
             ours = _accident(error)
-            click.echo(f"och: {ours}", err=True)
+            last_words(str(ours), ours.exit_code)
             ctx.exit(ours.exit_code)
         except Exception:
-            traceback.print_exc()
-            click.echo(
-                "och: an unexpected error (above); what is published is whole, and what is done is kept. Please report "
-                "it; running the same command again is safe",
-                err=True,
+            if not logs_json():
+                traceback.print_exc()
+            last_words(
+                "an unexpected error (above); what is published is whole, and what is done is kept. Please report it; "
+                "running the same command again is safe",
+                1,
+                traceback=True,
             )
             ctx.exit(1)
 
@@ -77,8 +76,8 @@ def _ended(how: str, end: BaseException, ctx: click.Context) -> str:
     """What happened, what is safe, and what continues."""
     detail = "".join(f", and {text}" for text in end.args)
     if ctx.invoked_subcommand in ONE_PIECE:
-        return f"och: {how}{detail}; nothing half-written is left: run the same command again"
-    return f"och: {how}{detail}; what is done is kept: run the same command again to go on"
+        return f"{how}{detail}; nothing half-written is left: run the same command again"
+    return f"{how}{detail}; what is done is kept: run the same command again to go on"
 
 
 @click.group(
@@ -92,7 +91,7 @@ def cli() -> None:
 
     \b
     Exit codes: 0 done or nothing to do, 1 unexpected, 2 usage, 3 bad input, 4 integrity or conflict,
-    5 incomplete (run again), 7 cluster unavailable, 130 interrupted.
+    5 incomplete (run again), 6 drift, 7 cluster unavailable, 130 interrupted.
     """
 
 
@@ -254,43 +253,7 @@ def compare(corpus: str, output: str, **options: Any) -> None:
     run_stage(options, stage, corpus, output)
 
 
-@cli.command()
-@click.argument("file")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a variable, or STAGE.PARAMETER.")
-@cluster_options
-def run(file: str, settings: tuple[str, ...], **options: Any) -> None:
-    """Run a whole job from a pipeline FILE; running it again repeats no finished work."""
-    _run_file(file, settings, options)
-
-
-@cli.command()
-@click.option("--dir", "folder", default="demo-data", show_default=True, help="Where the files go.")
-@cluster_options
-def demo(folder: str, **options: Any) -> None:
-    """Do the main job on a generated corpus of 100,000 x 960: generate, train, encode, search, evaluate."""
-    from och_dist.pipeline import bundled
-
-    _run_file(str(bundled("demo.toml")), (f"dir={json.dumps(folder)}",), options)
-
-
-def _run_file(file: str, settings: tuple[str, ...], options: dict[str, Any]) -> None:
-    from och_dist.cluster import warm
-    from och_dist.pipeline import load_pipeline, run_pipeline
-    from och_dist.report.text import render_run
-
-    around = Surroundings(options)
-    pipeline = load_pipeline(file, settings)
-    with around.context(pipeline.cluster) as context:
-        warm(context.client)
-        reports = run_pipeline(pipeline, context)
-    if around.as_json:
-        stages = {name: report.to_json() for name, report in reports}
-        click.echo(json.dumps({"name": pipeline.name, "stages": stages}))
-    else:
-        click.echo(render_run(pipeline.name, reports, around.dashboard))
-
-
-for command in (cli_search.search, cli_settings.settings, *cli_upkeep.COMMANDS):
+for command in (cli_search.search, cli_settings.settings, *cli_run.COMMANDS, *cli_upkeep.COMMANDS):
     cli.add_command(command)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from och_dist.errors import UsageError
+from och_dist.logs import adopt_dask, configure_logging
 
 if TYPE_CHECKING:
     from och_dist.stages.common import Context, Report
@@ -20,11 +21,6 @@ Command = Callable[..., Any]
 
 LOCAL = ("workers", "threads", "memory_limit")
 CLUSTER = ("scheduler", *LOCAL, "dashboard", "tls_ca", "tls_cert", "tls_key", "insecure", "grace")
-
-TALKATIVE = (
-    *("asyncio", "tornado.application", "distributed.client", "distributed.core", "distributed.batched"),
-    *("distributed.comm.tcp", "distributed.scheduler", "distributed.nanny", "distributed.deploy.spec"),
-)
 
 ROWS = "such as 5,10-20 (10 and 20 included), or @FILE (.npy of numbers or a mask, or a text file)"
 IDS = "such as a17,b4, or @FILE (.npy, or .txt with one id a line)"
@@ -37,8 +33,15 @@ def expect_model(command: Command) -> Command:
 
 
 def output_options(command: Command) -> Command:
-    """--json, -v and -q."""
+    """--json, --log-format, -v and -q."""
     for option in (
+        click.option(
+            "--log-format",
+            type=click.Choice(["text", "json"]),
+            default="text",
+            show_default=True,
+            help="Log on stderr as lines of text, or as one JSON object a line.",
+        ),
         click.option("-q", "--quiet", is_flag=True, help="Only warnings and errors on stderr."),
         click.option("-v", "--verbose", is_flag=True, help="More on stderr."),
         click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object."),
@@ -92,7 +95,9 @@ class Surroundings:
         self.performance_report: str | None = options.pop("performance_report", None)
         given = {name: options.pop(name, None) for name in CLUSTER}
         self.cluster = {name: value for name, value in given.items() if value is not None}
-        configure_logging(logging.WARNING if self.quiet else logging.DEBUG if self.verbose else logging.INFO)
+        self.log_format: str = options.pop("log_format")
+        level = logging.WARNING if self.quiet else logging.DEBUG if self.verbose else logging.INFO
+        configure_logging(level, self.log_format)
 
     @contextlib.contextmanager
     def context(self, defaults: dict[str, Any] | None = None) -> Iterator[Context]:
@@ -101,11 +106,12 @@ class Surroundings:
         from och_dist.monitor.progress import log_progress, progress_bars
         from och_dist.stages.common import Context
 
-        options = ClusterOptions(**{**self._applicable(defaults or {}), **self.cluster})
+        options = ClusterOptions(**self.settings(defaults or {}))
+        adopt_dask()
         with connect(options) as client, contextlib.ExitStack() as stack:
             self.dashboard = dashboard_link(client)
             if self.dashboard and not self.quiet:
-                click.echo(f"dashboard: {self.dashboard}", err=True)
+                self._announce(f"dashboard: {self.dashboard}")
             if self.performance_report:
                 if client is None:
                     raise UsageError("--performance-report needs a cluster; leave out --workers 0")
@@ -113,9 +119,19 @@ class Surroundings:
 
                 stack.enter_context(client.as_current())
                 stack.enter_context(performance_report(filename=self.performance_report))
-            bars = sys.stderr.isatty() and not self.quiet
+            bars = sys.stderr.isatty() and not self.quiet and self.log_format == "text"
             progress = stack.enter_context(progress_bars()) if bars else log_progress
             yield Context(client=client, progress=progress)
+
+    def _announce(self, text: str) -> None:
+        if self.log_format == "json":
+            logging.getLogger("och_dist").info("%s", text)
+        else:
+            click.echo(text, err=True)
+
+    def settings(self, defaults: dict[str, Any]) -> dict[str, Any]:
+        """The options of the cluster: those of the command line, before those of a pipeline file."""
+        return {**self._applicable(defaults), **self.cluster}
 
     def _applicable(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """The defaults that the command line leaves in force: --scheduler replaces local workers, and vice versa."""
@@ -127,29 +143,6 @@ class Surroundings:
         from och_dist.report.text import render
 
         click.echo(json.dumps(report.to_json()) if self.as_json else render(report))
-
-
-class _WithoutTracebacks(logging.Filter):
-    """Leaves out what Dask logs with a traceback when a connection is lost: our last sentence says what happened."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.exc_info or logging.getLogger("och_dist").level <= logging.DEBUG
-
-
-def configure_logging(level: int) -> None:
-    """Our own log on stderr; what Dask logs by itself stays as Dask configures it, but for tracebacks (-v shows them).
-
-    Those come from the threads behind a client, some of them after all is said.
-    """
-    for name in TALKATIVE:
-        talker = logging.getLogger(name)
-        talker.filters[:] = [_WithoutTracebacks()]
-    logger = logging.getLogger("och_dist")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-    logger.handlers[:] = [handler]
-    logger.propagate = False
-    logger.setLevel(level)
 
 
 def run_stage(options: dict[str, Any], stage: Callable[..., Report], *args: Any, **params: Any) -> None:

@@ -55,6 +55,12 @@ class IncompleteError(OchError):
     exit_code = 5
 
 
+class DriftError(OchError):
+    """The quality gate: new rows differ too much from those that the model was trained on."""
+
+    exit_code = 6
+
+
 class ClusterError(OchError):
     """No scheduler, no workers, or they went away."""
 

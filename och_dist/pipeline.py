@@ -34,6 +34,12 @@ STAGES = {
     "delete": "och_dist.stages.delete:delete",
     "compact": "och_dist.stages.compact:compact",
     "tables": "och_dist.stages.tables:build_tables",
+    "collect": "och_dist.stages.collect:collect",
+    "model": "och_dist.stages.renew:renew",
+    "check": "och_dist.stages.check:check",
+    "publish": "och_dist.stages.publish:publish_new",
+    "quality": "och_dist.stages.quality:quality",
+    "gc": "och_dist.stages.upkeep:gc",
 }
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -78,19 +84,38 @@ def load_pipeline(path: str | Path, settings: Sequence[str] = ()) -> Pipeline:
 
 
 def run_pipeline(
-    pipeline: Pipeline, context: Context, *, told: Callable[[str, Report], None] = lambda label, report: None
+    pipeline: Pipeline,
+    context: Context,
+    *,
+    begun: Callable[[str], None] = lambda label: None,
+    told: Callable[[str, Report], None] = lambda label, report: None,
 ) -> list[tuple[str, Report]]:
-    """Run the stages in order; ``told`` hears of each as it ends. Running it again repeats no finished work."""
+    """Run the stages in order; ``begun`` hears of each before it begins, ``told`` when it has ended.
+
+    Running it again repeats no finished work.
+    """
     reports: list[tuple[str, Report]] = []
     known = dict(pipeline.variables)
     for step in pipeline.steps:
+        begun(step.id)
         params = {name: _fill(value, known) for name, value in step.params.items()}
         _check_types(step, params)
-        report = stage_function(step.stage)(**params, context=context)
+        function = stage_function(step.stage)
+        surroundings = {"context": context} if "context" in inspect.signature(function).parameters else {}
+        report = function(**params, **surroundings)
         known |= {f"{step.id}.{name}": value for name, value in report.facts.items()}
         reports.append((step.id, report))
         told(step.id, report)
     return reports
+
+
+def index_of(pipeline: Pipeline) -> str | None:
+    """The index that a job works on, beside which its reports are kept; None if no stage names one."""
+    for step in pipeline.steps:
+        value = step.params.get("index")
+        if isinstance(value, str) and not _placeholders(filled := fill_known(value, pipeline.variables)):
+            return str(filled)
+    return None
 
 
 def stage_function(stage: str) -> Callable[..., Report]:
@@ -229,6 +254,11 @@ def _fill(value: Any, known: Mapping[str, Any]) -> Any:
         return known[whole[1]] if whole else PLACEHOLDER.sub(lambda found: str(known[found[1]]), value)
     except KeyError as error:
         raise UsageError(f"{{{error.args[0]}}} has no value; known are {', '.join(sorted(known))}") from None
+
+
+def fill_known(value: Any, known: Mapping[str, Any]) -> Any:
+    """A value with what is known filled in; one that needs more stays as it is written."""
+    return _fill(value, known) if set(_placeholders(value)) <= set(known) else value
 
 
 def _check_types(step: Step, params: Mapping[str, Any]) -> None:

@@ -14,13 +14,25 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from och_dist.errors import IncompleteError, OchError
+
 logger = logging.getLogger("och_dist")
 
 GRACE_SECONDS = 10.0
+INTERRUPTED = 130
 
 
 class Terminated(BaseException):
     """SIGTERM. Not an :class:`Exception`, so that nobody on the way takes it for a failed task and carries on."""
+
+
+def exit_code_of(error: BaseException) -> int:
+    """How a command ends that raises this."""
+    if isinstance(error, OchError):
+        return error.exit_code
+    if isinstance(error, Terminated):
+        return IncompleteError.exit_code
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
 class Stop:

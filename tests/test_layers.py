@@ -23,8 +23,8 @@ LAYERS: list[tuple[tuple[str, ...], set[str]]] = [
     (("cluster", "tls", "worker"), {"dask", "distributed", "threadpoolctl", "numpy"}),
     (("stages",), {"numpy", "dask", "dask_ml", "sklearn", "google_crc32c", "distributed"}),
     (("estimators", "report"), {"numpy", "dask", "sklearn"}),
-    (("pipeline", "monitor"), {"distributed", "bokeh", "rich", "prometheus_client"}),
-    (("cli", "cli_options", "cli_search", "cli_settings", "cli_upkeep"), {"click", "distributed"}),
+    (("pipeline", "plan", "recorded", "monitor"), {"distributed", "bokeh", "rich", "prometheus_client"}),
+    (("cli", "logs", "cli_options", "cli_run", "cli_search", "cli_settings", "cli_upkeep"), {"click", "distributed"}),
 ]
 
 

@@ -280,5 +280,6 @@ def test_command_line_replaces_the_cluster_of_a_file(
         raise UsageError("far enough")
 
     monkeypatch.setattr("och_dist.cluster.connect", connect)
+    words = [*words, "--set", f"dir={job.parent / 'd'}"]
     CliRunner().invoke(cli, ["run", str(edited(job, "workers = 0", stated)), *words])
     assert seen == [ClusterOptions(**used)]

@@ -16,7 +16,7 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 LISTED = 20
 LISTED_NEIGHBOURS = 8
 LISTED_QUERIES = 10
-RATED = {"generate": "new_rows", "ingest": "new_rows", "train": "rows", "encode": "new_rows"}
+RATED = {"generate": "new_rows", "ingest": "new_rows", "collect": "new_rows", "train": "rows", "encode": "new_rows"}
 LABELS = {
     "generate": "generated vectors",
     "ingest": "vectors read and stored",
@@ -31,6 +31,12 @@ LABELS = {
     "delete": "rows deleted",
     "compact": "segments merged",
     "tables": "bucket tables",
+    "collect": "new files stored",
+    "model": "model chosen",
+    "check": "every byte checked",
+    "publish": "version published",
+    "quality": "evaluated",
+    "gc": "old versions removed",
 }
 
 
@@ -120,8 +126,9 @@ def render_run(name: str, reports: Sequence[tuple[str, Report]], dashboard: str 
     for label, report in reports:
         lines.append(f"  {label:<12} {LABELS.get(report.stage, report.stage):<24} {_stage_line(report)}")
     by_stage = {report.stage: report.facts for _, report in reports}
-    if "evaluate" in by_stage:
-        lines += ["", *_quality(by_stage["evaluate"])]
+    measured = by_stage.get("evaluate") or by_stage.get("quality", {})
+    if "map" in measured:
+        lines += ["", *_quality(measured)]
     if "compare" in by_stage:
         lines += ["", f"  {by_stage['compare']['result']}"]
     if "encode" in by_stage:
@@ -156,16 +163,16 @@ def _stage_line(report: Report) -> str:
     if report.stage in ("truth", "search"):
         pairs = facts["queries"] * facts["rows"] / seconds
         return f"{facts['queries']:>11,} queries in {report.seconds:3.1f} s   {pairs / 1e6:>8,.0f} M pairs/s"
-    if report.stage == "evaluate":
+    if report.stage in ("evaluate", "quality"):
         return f"{facts['queries']:>11,} queries in {report.seconds:3.1f} s"
-    return f"{report.seconds:.1f} s"
+    return f"{report.seconds:.1f} s" + (f", {facts['why']}" if "why" in facts else "")
 
 
 def _places(by_stage: dict[str, dict[str, Any]], corpus: str | None) -> list[str]:
     """Where the results lie; of several corpora the first, as the others hold queries."""
     places = {
         "corpus": corpus,
-        "model": by_stage.get("train", {}).get("model"),
+        "model": by_stage.get("train", by_stage.get("model", {})).get("model"),
         "index": by_stage.get("encode", {}).get("index"),
         "neighbours": by_stage.get("search", {}).get("output"),
         "truth": by_stage.get("truth", {}).get("output"),

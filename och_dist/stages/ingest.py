@@ -50,7 +50,7 @@ def ingest(
     _check_copies(found)
     named = id_sources(found, [ids] if isinstance(ids, str) else ids, id_column)
     parent = find_corpus(corpus)
-    known = _known_sources(parent)
+    known = known_sources(parent)
     _check_ids(parent, found, named, known)
     new = [place for place, source in enumerate(found) if (source.fingerprint, source.dataset) not in known]
     if not new:
@@ -88,7 +88,7 @@ def generate(
         )
     watch = Stopwatch("generate")
     origin = Generated(rows, dim, seed, first_row)
-    known = _known_sources(find_corpus(corpus))
+    known = known_sources(find_corpus(corpus))
     if (origin.describe()[0]["fingerprint"], None) in known:
         return _nothing(watch, corpus)
     if known and not append:
@@ -107,7 +107,7 @@ def _check_copies(sources: Iterable[Source]) -> None:
             raise UsageError(f"{source.path} has the content of {first}; name one of them, so that no row comes twice")
 
 
-def _known_sources(corpus: Corpus | None) -> dict[tuple[str, str | None], str | None]:
+def known_sources(corpus: Corpus | None) -> dict[tuple[str, str | None], str | None]:
     """(content, dataset) of every source of a corpus -> content of its ids."""
     segments = corpus.segments if corpus else ()
     return {
@@ -142,10 +142,10 @@ def _check_kind(parent: Corpus | None, kind: str | None) -> None:
 def _nothing(watch: Stopwatch, url: str) -> Report:
     corpus = find_corpus(url)
     assert corpus is not None  # narrows the type: sources were found in it
-    return watch.report("nothing to do", **_facts(corpus, 0))
+    return watch.report("nothing to do", **corpus_facts(corpus, 0))
 
 
-def _facts(corpus: Corpus, new_rows: int) -> dict[str, Any]:
+def corpus_facts(corpus: Corpus, new_rows: int) -> dict[str, Any]:
     return {
         "corpus": corpus.url,
         "version": corpus.version,
@@ -158,9 +158,13 @@ def _facts(corpus: Corpus, new_rows: int) -> dict[str, Any]:
     }
 
 
+def vector_bytes(dim: int, dtype: str) -> int:
+    return dim * np.dtype(dtype).itemsize
+
+
 def default_chunk_rows(dim: int, dtype: str) -> int:
     """The power of two whose chunk is nearest below 32 MiB, at least one row."""
-    rows = max(1, CHUNK_BYTES // (dim * np.dtype(dtype).itemsize))
+    rows = max(1, CHUNK_BYTES // vector_bytes(dim, dtype))
     return 1 << (rows.bit_length() - 1)
 
 
@@ -191,7 +195,7 @@ def _write_segment(
             f"{rows} rows in chunks of {size} are {spec.n_chunks} chunks; use at most {MAX_CHUNKS}: set --chunk-rows"
         )
     layout = None if ids is None else id_layout(ids, origin.rows, context)
-    row_bytes = origin.dim * np.dtype(origin.dtype).itemsize + (layout.width if layout else 0)
+    row_bytes = vector_bytes(origin.dim, origin.dtype) + (layout.width if layout else 0)
     check_memory(context.client, 4 * size * row_bytes, f"a chunk of {size} rows")
     start = parent.rows if parent else 0
     work = [origin.identity(), start, rows, size, codec, sha256(bad.tobytes())]
@@ -216,7 +220,10 @@ def _write_segment(
     )
     corpus = _publish(url, segment, origin)
     return watch.report(
-        **_facts(corpus, rows), stored_bytes=stored.nbytes, dropped=len(bad), dropped_rows=bad[:LISTED_ROWS].tolist()
+        **corpus_facts(corpus, rows),
+        stored_bytes=stored.nbytes,
+        dropped=len(bad),
+        dropped_rows=bad[:LISTED_ROWS].tolist(),
     )
 
 

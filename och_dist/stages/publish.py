@@ -110,6 +110,29 @@ def publish(index: str, job_id: str, *, corpus: str, context: Context | None = N
     )
 
 
+def publish_new(index: str, corpus: str, *, jobs: Sequence[str], context: Context | None = None) -> Report:
+    """Publish finished jobs of adjoining rows, as 'encode' reported them, in one version; none is nothing to do."""
+    watch, context = Stopwatch("publish"), context or Context()
+    found, before = named_jobs(open_objects(index), jobs), find_index(index)
+    published = publish_jobs(index, found, _corpus_of(corpus, found[-1]), context) if found else before
+    same = published is None or (before is not None and before.version == published.version)
+    return watch.report(
+        "nothing to do" if same else "done",
+        index=open_objects(index).url,
+        jobs=[job.id for job in found],
+        version=published.version if published else None,
+        rows=published.rows if published else 0,
+    )
+
+
+def named_jobs(objects: Objects, names: Sequence[str]) -> list[Job]:
+    """The encodings with these ids, in order of their rows."""
+    known = {job.id: job for job in list_jobs(objects) if job.kept is None and not job.generation}
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"{objects.url} has no job {unknown[0]!r}; jobs there: {', '.join(sorted(known)) or 'none'}")
+    return sorted((known[name] for name in names), key=lambda job: job.start)
+
+
 def _corpus_of(url: str, job: Job) -> Corpus:
     """The first version of a corpus that has all rows of a job; they must be the ones that the job encoded."""
     numbers = version_numbers(open_objects(url))
@@ -123,7 +146,7 @@ def publish_jobs(index: str, jobs: Sequence[Job], corpus: Corpus, context: Conte
     """Check finished jobs of adjoining rows, fold their records into one array each, commit once, drop the records."""
     objects = open_objects(index)
     published = find_index(index)
-    if published is None or _not_held(published, jobs):
+    if published is None or not_held(published, jobs):
         with claimed(objects, jobs):
             published = _publish(objects, jobs, corpus, context)
     for job in jobs:
@@ -164,14 +187,14 @@ def _publish(objects: Objects, jobs: Sequence[Job], corpus: Corpus, context: Con
     """Check what no other publisher has published yet, and commit it."""
     for _ in range(RACES):
         current = find_index(objects.url)
-        waiting = _not_held(current, jobs)
+        waiting = not_held(current, jobs)
         if current is not None and not waiting:
             return current
         try:
             segments = tuple(checked_segment(objects, job, context) for job in waiting)
         except (IncompleteError, IntegrityError):
             # The records may be gone because another publisher was faster.
-            if _not_held(find_index(objects.url), waiting) == waiting:
+            if not_held(find_index(objects.url), waiting) == waiting:
                 raise
             continue
         load_model(model_objects(objects.url), jobs[0].model)
@@ -193,7 +216,7 @@ def checked_segment(objects: Objects, job: Job, context: Context) -> IndexSegmen
     return IndexSegment(job, crcs)
 
 
-def _not_held(index: Index | None, jobs: Sequence[Job]) -> list[Job]:
+def not_held(index: Index | None, jobs: Sequence[Job]) -> list[Job]:
     return [job for job in jobs if index is None or not _holds(index, job)]
 
 
