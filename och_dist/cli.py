@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 import och_dist
-from och_dist import cli_search, cli_upkeep
+from och_dist import cli_search, cli_upkeep, events
 from och_dist.cli_options import Surroundings, cluster_options, run_stage
 from och_dist.errors import IncompleteError, OchError, UsageError
 from och_dist.stop import Terminated, stop_politely
@@ -258,6 +258,7 @@ def _run_file(file: str, settings: tuple[str, ...], options: dict[str, Any]) -> 
     around = Surroundings(options)
     pipeline = load_pipeline(file, settings)
     with around.context(pipeline.cluster) as context:
+        events.say("job", name=pipeline.name)
         warm(context.client)
         reports = run_pipeline(pipeline, context)
     if around.as_json:

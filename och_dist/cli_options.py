@@ -87,6 +87,7 @@ class Surroundings:
     def context(self, defaults: dict[str, Any] | None = None) -> Iterator[Context]:
         """Connect, announce the dashboard, and show progress."""
         from och_dist.cluster import ClusterOptions, connect, dashboard_link
+        from och_dist.monitor.forward import monitored, reported
         from och_dist.monitor.progress import log_progress, progress_bars
         from och_dist.stages.common import Context
 
@@ -102,9 +103,11 @@ class Surroundings:
 
                 stack.enter_context(client.as_current())
                 stack.enter_context(performance_report(filename=self.performance_report))
+            if stack.enter_context(monitored(client, command_name())) and self.dashboard and not self.quiet:
+                click.echo(f"this job:  {self.dashboard.removesuffix('status')}och", err=True)
             bars = sys.stderr.isatty() and not self.quiet
             progress = stack.enter_context(progress_bars()) if bars else log_progress
-            yield Context(client=client, progress=progress)
+            yield Context(client=client, progress=reported(progress))
 
     def _applicable(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """The defaults that the command line leaves in force: --scheduler replaces local workers, and vice versa."""
@@ -116,6 +119,20 @@ class Surroundings:
         from och_dist.report.text import render
 
         click.echo(json.dumps(report.to_json()) if self.as_json else render(report))
+
+
+def command_name() -> str:
+    """What the operator called, in short: the command and the last part of each path it was given."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return "och"
+    words = [context.command.name or "och"]
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if isinstance(parameter, click.Argument) and value:
+            values = value if isinstance(value, tuple) else (value,)
+            words += [str(item).rstrip("/").rpartition("/")[2] for item in values[:3]]
+    return " ".join(words)[:120]
 
 
 def configure_logging(level: int) -> None:

@@ -13,16 +13,16 @@ PACKAGE = Path(__file__).parent.parent / "och_dist"
 
 # Each layer, from the top of the diagram down, with the outside packages it may use.
 LAYERS: list[tuple[tuple[str, ...], set[str]]] = [
-    (("errors", "stop"), set()),
+    (("errors", "stop", "events"), set()),
     (("kernels",), {"numpy", "scipy", "numba", "llvmlite"}),
     (("hashers", "metrics"), {"numpy", "scipy", "numba", "sklearn", "threadpoolctl"}),
     (("store",), {"numpy", "scipy", "zarr", "obstore", "h5py", "pyarrow", "google_crc32c", "numcodecs"}),
-    (("graph", "outcome", "pinned"), {"dask", "distributed"}),
+    (("graph", "outcome", "pinned", "tracing"), {"dask", "distributed"}),
     (("machine",), {"distributed", "threadpoolctl", "llvmlite"}),
     (("cluster", "tls", "worker"), {"dask", "distributed", "threadpoolctl", "numpy"}),
     (("stages",), {"numpy", "dask", "dask_ml", "sklearn", "google_crc32c", "distributed"}),
     (("estimators", "report"), {"numpy", "dask", "sklearn"}),
-    (("pipeline", "monitor"), {"distributed", "bokeh", "rich", "prometheus_client"}),
+    (("pipeline", "monitor"), {"numpy", "distributed", "jinja2", "rich", "prometheus_client"}),
     (("cli", "cli_options", "cli_search", "cli_upkeep"), {"click", "distributed"}),
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 
+from och_dist import events
 from och_dist.errors import BadInputError, UsageError
 from och_dist.stages.choose import ChosenCodes, Way
 from och_dist.stages.common import Context
@@ -196,12 +198,13 @@ class Searcher:
         """Results for batches of queries in order; memory is bounded by a few batches."""
         queries.require_dim(self.model.hasher.n_features_in_, "the index")
         size = batch_size(min(options.depth, self.live_rows))
-        under_way: deque[tuple[np.ndarray, QueryBatch, np.ndarray | None, Answer]] = deque()
+        under_way: deque[tuple[float, np.ndarray, QueryBatch, np.ndarray | None, Answer]] = deque()
         for start in range(0, queries.rows, size):
+            asked = time.perf_counter()
             vectors = queries.read(start, min(start + size, queries.rows))
             batch, scales = self._batch(vectors, options)
             question = TopK(options.depth, options.ranking)
-            under_way.append((vectors, batch, scales, self._start(question, batch, options.selection)))
+            under_way.append((asked, vectors, batch, scales, self._start(question, batch, options.selection)))
             if len(under_way) > AHEAD:
                 yield self._finished(*under_way.popleft(), options)
         while under_way:
@@ -216,10 +219,12 @@ class Searcher:
         queries.require_dim(self.model.hasher.n_features_in_, "the index")
         start, size = 0, 16
         while start < queries.rows:
-            stop = min(start + size, queries.rows)
+            stop, asked = min(start + size, queries.rows), time.perf_counter()
             batch = QueryBatch(self.encode(queries.read(start, stop)))
             indptr, distances, rows = self._start(WithinRadius(radius), batch, chosen)()
-            yield RadiusNeighbors(indptr, distances, rows, self.corpus.read_ids(rows) if ids else None)
+            found = RadiusNeighbors(indptr, distances, rows, self.corpus.read_ids(rows) if ids else None)
+            events.say("search", queries=stop - start, seconds=time.perf_counter() - asked)
+            yield found
             per_query = max(1, int(np.diff(indptr).max()))
             start, size = stop, int(min(MAX_BATCH, 4 * size, max(1, RADIUS_MATCHES // per_query)))
 
@@ -237,6 +242,7 @@ class Searcher:
 
     def _finished(
         self,
+        asked: float,
         vectors: np.ndarray,
         batch: QueryBatch,
         scales: np.ndarray | None,
@@ -250,11 +256,12 @@ class Searcher:
             if options.rerank_by == "euclidean":
                 distances, rows = euclidean_order(self.corpus, vectors, rows, options.k, self._context)
             else:
-                asked = QueryBatch(batch.codes, batch.weights, rows)
-                distances, rows = first_of(self._start(Weigh(), asked, EVERYTHING)(), rows, options.k)
+                candidate_batch = QueryBatch(batch.codes, batch.weights, rows)
+                distances, rows = first_of(self._start(Weigh(), candidate_batch, EVERYTHING)(), rows, options.k)
         if scales is not None and (options.ranking == "asymmetric" or options.rerank_by == "asymmetric"):
             distances = distances * scales[:, None]
         ids = self.corpus.read_ids(rows.reshape(-1)).reshape(rows.shape) if options.ids else None
+        events.say("search", queries=len(vectors), seconds=time.perf_counter() - asked)
         return Neighbors(distances, rows, ids, candidates)
 
     def _checked(self, codes: np.ndarray) -> np.ndarray:
