@@ -36,21 +36,35 @@ def output_options(command: Command) -> Command:
     return command
 
 
-def cluster_options(command: Command) -> Command:
-    """Where the work runs, and what is shown meanwhile."""
+def _security(command: Command) -> Command:
     for option in (
-        click.option(
-            "--grace",
-            type=float,
-            metavar="SECONDS",
-            help="Time for the tasks under way to finish after SIGTERM or Ctrl-C [default: 10].",
-        ),
         click.option("--insecure", is_flag=True, default=None, help="Allow a scheduler elsewhere without TLS."),
         click.option("--tls-key", metavar="FILE", help="The key of --tls-cert [default: OCH_TLS_KEY]."),
         click.option("--tls-cert", metavar="FILE", help="Our certificate (PEM) [default: OCH_TLS_CERT]."),
         click.option(
             "--tls-ca", metavar="FILE", help="Authority of a tls:// scheduler and its clients [default: OCH_TLS_CA]."
         ),
+    ):
+        command = option(command)
+    return command
+
+
+def observer_options(command: Command) -> Command:
+    """A scheduler to look at, and how to reach it."""
+    scheduler = click.option("--scheduler", metavar="ADDRESS|FILE", help="A running scheduler: address or file.")
+    return output_options(scheduler(_security(command)))
+
+
+def cluster_options(command: Command) -> Command:
+    """Where the work runs, and what is shown meanwhile."""
+    grace = click.option(
+        "--grace",
+        type=float,
+        metavar="SECONDS",
+        help="Time for the tasks under way to finish after SIGTERM or Ctrl-C [default: 10].",
+    )
+    command = _security(grace(command))
+    for option in (
         click.option("--performance-report", metavar="FILE", help="Write Dask's performance report (HTML) to FILE."),
         click.option(
             "--dashboard/--no-dashboard",

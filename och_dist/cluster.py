@@ -86,6 +86,15 @@ def _refuse_local_options(options: ClusterOptions) -> None:
 
 @contextlib.contextmanager
 def _remote(options: ClusterOptions) -> Iterator[Client]:
+    with observe(options) as client:
+        _await_workers(client, 1)
+        _prepare_workers(client)
+        yield client
+
+
+@contextlib.contextmanager
+def observe(options: ClusterOptions) -> Iterator[Client]:
+    """A client of a running scheduler, to look at it: workers are neither needed nor touched."""
     from distributed import Client
 
     address, certificates = _checked_address(options)
@@ -106,8 +115,6 @@ def _remote(options: ClusterOptions) -> Iterator[Client]:
             f"no scheduler answers at {options.scheduler} within {CONNECT_SECONDS} s ({reason}); {NOT_BEGUN}"
         )
     with contextlib.closing(client):
-        _await_workers(client, 1)
-        _prepare_workers(client)
         yield client
 
 

@@ -65,14 +65,18 @@ class Window:
         recent = [entry for entry in self.entries if entry[0] >= now - WINDOW_SECONDS]
         if not recent:
             return 0.0, 0.0
-        mean = sum(seconds for _, seconds, _, _ in recent) / len(recent)
-        reach = min(WINDOW_SECONDS, max(10.0, 3 * mean))
+        reach = min(WINDOW_SECONDS, max(10.0, 3 * self.mean_seconds(now)))
         recent = [entry for entry in recent if entry[0] >= now - reach]
         if not recent:
             return 0.0, 0.0
         first = min(when - seconds for when, seconds, _, _ in recent)
         span = max(0.2, min(reach, now - max(first, now - reach)))
         return sum(entry[2] for entry in recent) / span, sum(entry[3] for entry in recent) / span
+
+    def mean_seconds(self, now: float) -> float:
+        """How long one takes of late."""
+        recent = [seconds for when, seconds, _, _ in self.entries if when >= now - WINDOW_SECONDS]
+        return sum(recent) / len(recent) if recent else 0.0
 
     def quantiles(self, now: float, shares: Sequence[float]) -> list[float | None]:
         """Quantiles of the seconds that the recent entries took."""

@@ -189,12 +189,13 @@ def _speed(job: Job, now: float) -> dict[str, Any]:
     tasks = job.shown_tasks
     runs = tasks is not None and not tasks.over and job.ended is None
     rows, nbytes = job.window.rates(now) if runs else tasks.average(now) if tasks else (0.0, 0.0)
+    unknown = job.window.mean_seconds(now) if runs else 0.0  # what runs now is counted when it ends
     return {
         "is_average": not runs,
         "rows_per_second": round(rows, 1),
         "bytes_per_second": round(nbytes),
         "bucket_seconds": job.rates.width,
-        "over_time": job.rates.rates(now),
+        "over_time": job.rates.rates(now - unknown),
     }
 
 
