@@ -23,6 +23,7 @@ class Chunks:
         kept = sum(stop - start for start, stop in inherited)
         self.total = min(count + kept, MAX_CHUNKS)
         self.states = bytearray(self.total)
+        self.counted = bytearray(self.total)
         for start, stop in inherited:
             self.states[start : min(stop, self.total)] = bytes([INHERITED]) * (min(stop, self.total) - start)
         self.counts = [self.total, 0, 0, 0, 0]
@@ -64,9 +65,11 @@ class Chunks:
         before = self.states[place]
         if state == "done":
             self.set(place, DONE)
-        elif before == RUNNING:
+        elif before in (WAITING, RUNNING):  # it may wait again in the meantime, with the graph given up
             self.set(place, FAILED if state == "failed" else WAITING)
-        return state == "done" and before != DONE
+        first = state == "done" and not self.counted[place]
+        self.counted[place] |= first
+        return first
 
     def lose(self, worker: str) -> int:
         """Chunks that a lost worker had under way wait again; how many they were."""

@@ -65,7 +65,7 @@ class Forwarder:
             if batch:
                 now = time.monotonic()
                 aged = [[kind, facts, round(now - when, 3)] for kind, facts, when in batch]
-                message = {"driver": self.client.id, "events": aged}
+                message = {"driver": self.client.id, "sent": time.time(), "events": aged}
                 await self.client.scheduler.log_event(topic=events.TOPIC, msg=message)
 
     def finish(self) -> None:

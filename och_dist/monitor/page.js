@@ -182,7 +182,8 @@
     let nodes = [div("head", "worker"), div("head", "speed"), div("head right", "rows / s"), div("head", "memory")];
     nodes = many ? nodes.concat(nodes.map((node) => node.cloneNode(true))) : nodes.concat(div("head right", ""));
     for (const worker of workers.slice(0, 40)) {
-      const name = div("name" + (worker.running ? " busy" : ""), worker.name || worker.address);
+      const own = worker.name && worker.name !== worker.address ? worker.name : worker.address.replace(/^.*:\/\//, "");
+      const name = div("name" + (worker.running ? " busy" : ""), own);
       name.title = worker.address + ": " + grouped(worker.rows) + " rows in " + grouped(worker.chunks) + " chunks" +
         (worker.failures ? ", " + worker.failures + " failures" : "");
       const share = worker.memory_limit ? worker.memory / worker.memory_limit : 0;
@@ -251,8 +252,8 @@
   }
   function showProgress(found) {
     const running = found.job.status === "running", step = found.step, stage = found.stage.name;
-    const words = [stage || (running ? "" : found.job.status), step && step.name !== stage ? step.name : ""];
-    say("stage", words.filter(Boolean).join("  ›  ") || "between stages");
+    const words = [stage, step && step.name !== stage ? step.name : ""];
+    say("stage", words.filter(Boolean).join(" › ") || (running ? "between stages" : found.job.status));
     const share = step ? step.progress : null;
     say("of", step && step.total ? grouped(step.done) + " of " + grouped(step.total) : "");
     say("percent", share === null ? "–" : (share === 1 ? "100" : (Math.floor(share * 1000) / 10).toFixed(1)) + " %");

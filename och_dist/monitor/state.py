@@ -12,6 +12,7 @@ KEPT_TOKENS = 64
 EARLY_TOKENS = 8
 EARLY_EVENTS = 20_000
 LISTED_WORKERS = 200
+LATEST_SECONDS = 30.0
 
 
 class WorkerFigures:
@@ -48,11 +49,14 @@ class State:
     def hear(self, message: dict[str, Any], now: float) -> None:
         """A message: {'driver' or 'worker': who, 'events': [...]}; anything else is not ours.
 
-        Events of a driver are [kind, facts, seconds since then], those of a worker as :meth:`Job.work` takes them.
+        Events of a driver are [kind, facts, seconds between then and 'sent'], those of a worker as :meth:`Job.work`
+        takes them.
         """
         events = message["events"]
         self.events += len(events)
         if "driver" in message:
+            way = now - message.get("sent", now)
+            now -= way if 0 < way < LATEST_SECONDS else 0.0  # beyond that it is a clock that differs
             for kind, facts, age in events:
                 self._hear_driver(str(message["driver"]), str(kind), facts, now - age)
         else:

@@ -298,3 +298,28 @@ def test_a_curve_keeps_its_ends() -> None:
     points = curve.all()
     assert len(points) <= CURVE_POINTS + 1
     assert (points[0], points[-1]) == ((0, 0), (10_000, -10_000))
+
+
+@pytest.mark.parametrize(("way", "late"), [(0.0, 0.0), (2.5, 2.5), (-40.0, 0.0), (4000.0, 0.0)])
+def test_events_are_dated_back_to_when_they_happened(way: float, late: float) -> None:
+    """Unless the clocks of driver and scheduler differ."""
+    state = State()
+    state.hear({"driver": "d", "sent": T - way, "events": [["job", {"name": "x"}, 1.0]]}, T)
+    assert state.snapshot(T)["job"]["seconds"] == 1.0 + late
+
+
+def test_ends_that_come_after_the_driver_closed_the_tasks_still_count(scene: Scene) -> None:
+    """Workers hold events back for a moment, the driver has its results at once."""
+    scene.tasks(2)
+    scene.begin(0)
+    scene.begin(1)
+    scene.drive("tasks_end", token=TOKEN, done=True)
+    scene.end(0, rows=5)
+    scene.end(0, rows=5)
+    assert scene.look()["totals"]["encode_chunk"]["rows"] == 5
+    assert scene.counts()["done"] == 2
+    scene.tasks(1)
+    scene.begin(0)
+    scene.drive("tasks_end", token=TOKEN, done=False)
+    scene.end(0, state="failed", error="bad")
+    assert scene.counts()["failed"] == 1
