@@ -144,11 +144,15 @@ class Job:
     def _on_residual(self, now: float, value: float | None) -> None:
         self.residual = None if value is None else float(value)
 
-    def _on_inertia(self, now: float, round: int | None, value: float) -> None:
+    def _on_inertia(self, now: float, round: int | None, value: float, rounds: int = 0) -> None:
         if round is None:
             self.exact_inertia = float(value)
-        else:
-            self.inertia.add(int(round), float(value))
+            return
+        self.inertia.add(int(round), float(value))
+        if round == 0:  # the rounds are Dask-ML's, which shows no progress
+            self.step = Step("k-means", int(rounds), now)
+        if self.step is not None and self.step.name == "k-means":
+            self.step.advance(int(round) - self.step.done, now)
 
     def _on_sample(self, now: float, bits: int, sample: dict[str, Any] | None) -> None:
         self.ones, self.encoded, self.sample = np.zeros(min(int(bits), MAX_BITS), np.int64), 0, None

@@ -114,7 +114,7 @@
       }
       svg.append(make("path", { d: "M " + path, fill: "none", stroke: line.colour, "stroke-width": 2,
         "stroke-linejoin": "round", "stroke-linecap": "round" }));
-      if (line.dots || line.points.length === 1) for (const point of line.points) {
+      if (line.dots || line.points.length < 4) for (const point of line.points) {
         svg.append(make("circle", { cx: x(point[0]), cy: y(point[1]), r: 3, fill: line.colour }));
       }
     }
@@ -142,7 +142,7 @@
     at("legend").hidden = !paper;
     if (!paper) return;
     const { svg, width, height } = paper, count = chunks.cells.length;
-    let size = Math.min(34, Math.floor(Math.sqrt(width * height / count)));
+    let size = Math.min(60, Math.floor(Math.sqrt(width * height / count)));
     while (size > 3 && Math.ceil(count / Math.floor(width / size)) * size > height) size--;
     const columns = Math.min(count, Math.floor(width / size)), gap = size > 12 ? 3 : size > 6 ? 2 : 1;
     chunks.cells.forEach((cell, place) => {
@@ -257,7 +257,7 @@
     const share = step ? step.progress : null;
     say("of", step && step.total ? grouped(step.done) + " of " + grouped(step.total) : "");
     say("percent", share === null ? "–" : (share === 1 ? "100" : (Math.floor(share * 1000) / 10).toFixed(1)) + " %");
-    say("eta", !running ? "–" : step ? duration(share === 1 ? 0 : step.eta_seconds) : "–");
+    say("eta", !running ? "–" : step ? duration(share === 1 ? null : step.eta_seconds) : "–");
     at("bar").style.width = 100 * (share || 0) + "%";
   }
   function show(found) {

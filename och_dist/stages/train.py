@@ -249,7 +249,7 @@ def training_data(
         seeds = _seeds(pool, centres, seed)
         rows = source.floats() if kmeans_rows == 0 else array
         variance = float(np.trace(covariance)) / source.dim
-        told = _say_inertia(pool) if events.heard() else None
+        told = _say_inertia(pool, kmeans_rounds) if events.heard() else None
         moved = lloyd(rows, seeds, max_iter=kmeans_rounds, seed=seed, variance=variance, told=told)
     del array, rows
     settled = settle_centres(lambda vectors: source.cluster(vectors, seed), moved, min(centres, source.rows))
@@ -271,7 +271,7 @@ def _seeds(pool: np.ndarray, centres: int, seed: int) -> np.ndarray:
     return seeds if len(seeds) == min(centres, len(pool)) else seed_centres(pool, centres, seed)
 
 
-def _say_inertia(pool: np.ndarray) -> Callable[[int, np.ndarray], None]:
+def _say_inertia(pool: np.ndarray, rounds: int) -> Callable[[int, np.ndarray], None]:
     """Tell the mean squared distance of some rows of the pool (n, d) to their centres, round by round."""
     rows = pool[:: -(-len(pool) // INERTIA_ROWS)].astype(np.float32)
     norms = np.einsum("ij,ij->i", rows, rows)
@@ -279,7 +279,7 @@ def _say_inertia(pool: np.ndarray) -> Callable[[int, np.ndarray], None]:
     def told(number: int, centres: np.ndarray) -> None:
         centres = centres.astype(np.float32)
         nearest = (np.einsum("ij,ij->i", centres, centres) - 2 * rows @ centres.T).min(axis=1)
-        events.say("inertia", round=number, value=float(np.maximum(norms + nearest, 0).mean()))
+        events.say("inertia", round=number, rounds=rounds, value=float(np.maximum(norms + nearest, 0).mean()))
 
     return told
 

@@ -192,7 +192,9 @@ def test_training(scene: Scene) -> None:
         scene.drive("loss", step=step, value=1 / (step + 1))
     scene.drive("loss", step=1000, value=float("nan"))
     for number in range(3):
-        scene.drive("inertia", round=number, value=3.0 - number)
+        scene.drive("inertia", round=number, rounds=4, value=3.0 - number)
+    assert scene.look()["step"]["name"] == "k-means"
+    assert scene.look()["step"]["progress"] == 0.5
     scene.drive("inertia", round=None, value=0.9)
     scene.drive("residual", value=1e-12)
     found = scene.look()["train"]
