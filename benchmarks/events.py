@@ -71,16 +71,17 @@ def time_plugin(bits: int) -> tuple[float, float]:
 
 
 def replay(chunks_per_second: float, seconds: float, bits: int, first: int) -> int:
-    """Runs on a worker: send the events of chunks at a steady pace; how many chunks they were."""
-    from distributed import get_worker
+    """Runs on a worker: send the events of chunks at a steady pace; how many chunks they were.
 
-    from och_dist.tracing import OUTBOX
+    Each in a message of its own, as from many workers: one alone would send ten a second at most.
+    """
+    from distributed import get_worker
 
     worker, started, sent = get_worker(), time.perf_counter(), 0
     while (elapsed := time.perf_counter() - started) < seconds:
         while sent < elapsed * chunks_per_second:
             for event in chunk_events((first + sent) % CHUNKS, bits):
-                OUTBOX.put(worker, event)
+                worker.log_event(events.TOPIC, {"events": [event]})
             sent += 1
         time.sleep(0.02)
     return sent
