@@ -15,12 +15,12 @@ import time
 from typing import Any
 
 import distributed.http
-from distributed import Scheduler, SchedulerPlugin, WorkerPlugin
+from distributed import Scheduler, SchedulerPlugin
 from distributed.http.utils import RequestHandler
 from jinja2 import Environment, FileSystemLoader
 
 from och_dist import events
-from och_dist.monitor.metrics import serve_scheduler_series, serve_worker_series
+from och_dist.monitor.metrics import serve_scheduler_series
 from och_dist.monitor.state import State
 
 logger = logging.getLogger("och_dist")
@@ -72,16 +72,6 @@ class OchMonitor(SchedulerPlugin):
             document = self.state.snapshot(now, machines(self.scheduler))
             self.document, self.made = json.dumps(_plain(document), separators=(",", ":")).encode(), now
         return self.document
-
-
-class WorkerSeries(WorkerPlugin):
-    """The Prometheus series of a worker."""
-
-    name = "och-worker-series"
-
-    def setup(self, worker: Any) -> None:
-        with contextlib.suppress(Exception):
-            serve_worker_series(worker)
 
 
 async def dask_setup(scheduler: Scheduler) -> None:
@@ -143,9 +133,7 @@ class PageHandler(RequestHandler):
 
 def navigation(scheduler: Any) -> dict[str, Any]:
     """Variables of the stock pages' template; empty where the scheduler has no dashboard."""
-    if not any(
-        "bokeh" in type(app).__module__ or hasattr(app, "app_paths") for app in scheduler.http_application.applications
-    ):
+    if not any(hasattr(application, "app_paths") for application in scheduler.http_application.applications):
         return {"pages": [PAGE], "plots": []}
     from distributed.dashboard.scheduler import template_variables
 

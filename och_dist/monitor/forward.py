@@ -37,6 +37,7 @@ class Forwarder:
         self.client = client
         self.lock = threading.Lock()
         self.sending = asyncio.Lock()
+        self.over = asyncio.Event()
         self.waiting: deque[list[Any]] = deque(maxlen=QUEUE)
         self.due = False
 
@@ -53,7 +54,8 @@ class Forwarder:
         self.client.loop.add_callback(self._send_soon)
 
     async def _send_soon(self) -> None:
-        await asyncio.sleep(PAUSE)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.over.wait(), PAUSE)
         with contextlib.suppress(Exception):
             await self._send()
 
@@ -68,12 +70,16 @@ class Forwarder:
                 message = {"driver": self.client.id, "sent": time.time(), "events": aged}
                 await self.client.scheduler.log_event(topic=events.TOPIC, msg=message)
 
+    async def _send_rest(self) -> None:
+        self.over.set()
+        await self._send()
+
     def finish(self) -> None:
         """Send the rest, as long as the scheduler listens."""
         if self.client.status != "running":
             return
         with contextlib.suppress(Exception):
-            sending = asyncio.run_coroutine_threadsafe(self._send(), self.client.loop.asyncio_loop)
+            sending = asyncio.run_coroutine_threadsafe(self._send_rest(), self.client.loop.asyncio_loop)
             concurrent.futures.wait([sending], LAST_SECONDS)
             sending.cancel()
 
@@ -110,7 +116,8 @@ def _text(error: BaseException) -> str:
 def _install(client: Client) -> bool:
     """Register the plugins of scheduler and workers; again changes nothing."""
     try:
-        from och_dist.monitor.dashboard import OchMonitor, WorkerSeries
+        from och_dist.monitor.dashboard import OchMonitor
+        from och_dist.monitor.metrics import WorkerSeries
 
         client.register_plugin(OchMonitor())
         client.register_plugin(WorkerSeries())

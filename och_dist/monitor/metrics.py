@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from distributed import WorkerPlugin
 from distributed.http.prometheus import PrometheusCollector
 
-from och_dist.monitor.chunks import STATES
 from och_dist.tracing import TOTALS
 
 Family = Any
@@ -44,8 +45,7 @@ class SchedulerSeries(PrometheusCollector):
         chunks = GaugeMetricFamily(
             self.build_name("chunks"), "Chunks of the tasks that were begun last, by state", labels=["state"]
         )
-        tasks = job.shown_tasks if job is not None else None
-        for state_name, count in zip(STATES, tasks.counts if tasks else [0] * len(STATES), strict=True):
+        for state_name, count in state.chunk_counts().items():
             chunks.add_metric([state_name], count)
         yield chunks
         running = sum(known.status == "running" for known in state.jobs.values())
@@ -107,8 +107,14 @@ def serve_scheduler_series(server: Any) -> None:
     _serve("scheduler", SchedulerSeries, server)
 
 
-def serve_worker_series(server: Any) -> None:
-    _serve("worker", WorkerTaskSeries, server)
+class WorkerSeries(WorkerPlugin):
+    """Brings the series of a worker to those that are there and those that join later."""
+
+    name = "och-worker-series"
+
+    def setup(self, worker: Any) -> None:
+        with contextlib.suppress(Exception):
+            _serve("worker", WorkerTaskSeries, worker)
 
 
 def _serve(role: str, collector: type[PrometheusCollector], server: Any) -> None:

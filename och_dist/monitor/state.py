@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from och_dist.monitor.chunks import STATES
 from och_dist.monitor.job import Counters, Job
 from och_dist.monitor.series import Window
 
@@ -114,6 +115,11 @@ class State:
         """The job to show: the newest that runs, or else the newest."""
         running = [job for job in self.jobs.values() if job.status == "running"]
         return max(running or self.jobs.values(), key=lambda job: job.started, default=None)
+
+    def chunk_counts(self) -> dict[str, int]:
+        """Chunks of the map by state."""
+        tasks = self.job.shown_tasks if self.job is not None else None
+        return dict(zip(STATES, tasks.counts if tasks else [0] * len(STATES), strict=True))
 
     def snapshot(self, now: float, machines: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
         """Everything as JSON. ``machines`` tells what the scheduler knows of each worker: name, memory, status."""
