@@ -73,3 +73,9 @@ def test_refusals(work: Path) -> None:
     refused(
         3, "id 'a' belongs to row 0 and to row 1", "ingest", work / "v.npy", work / "d", "--ids", work / "twice.txt"
     )
+
+
+def test_status_of_nothing(work: Path) -> None:
+    refused(2, "give an INDEX, a --scheduler, or both", "status")
+    refused(2, "--watch shows a --scheduler", "status", work / "index", "--watch")
+    refused(7, "nowhere", "status", "--scheduler", "nowhere")

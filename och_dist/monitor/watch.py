@@ -99,7 +99,8 @@ def one_line(found: Document) -> str:
     if step and step["eta_seconds"] is not None and job["status"] == "running":
         words.append(f"{duration(step['eta_seconds'])} left")
     if found["failures"]["count"]:
-        words.append(f"{found['failures']['count']} failures")
+        count = found["failures"]["count"]
+        words.append(f"{count} failure{'s' if count > 1 else ''}")
     return ", ".join(word for word in words if word)
 
 
