@@ -50,21 +50,35 @@ def output_options(command: Command) -> Command:
     return command
 
 
-def cluster_options(command: Command) -> Command:
-    """Where the work runs, and what is shown meanwhile."""
+def _security(command: Command) -> Command:
     for option in (
-        click.option(
-            "--grace",
-            type=float,
-            metavar="SECONDS",
-            help="Time for the tasks under way to finish after SIGTERM or Ctrl-C [default: och.grace, 10 s].",
-        ),
         click.option("--insecure", is_flag=True, default=None, help="Allow a scheduler elsewhere without TLS."),
         click.option("--tls-key", metavar="FILE", help="The key of --tls-cert [default: OCH_TLS_KEY]."),
         click.option("--tls-cert", metavar="FILE", help="Our certificate (PEM) [default: OCH_TLS_CERT]."),
         click.option(
             "--tls-ca", metavar="FILE", help="Authority of a tls:// scheduler and its clients [default: OCH_TLS_CA]."
         ),
+    ):
+        command = option(command)
+    return command
+
+
+def observer_options(command: Command) -> Command:
+    """A scheduler to look at, and how to reach it."""
+    scheduler = click.option("--scheduler", metavar="ADDRESS|FILE", help="A running scheduler: address or file.")
+    return output_options(scheduler(_security(command)))
+
+
+def cluster_options(command: Command) -> Command:
+    """Where the work runs, and what is shown meanwhile."""
+    grace = click.option(
+        "--grace",
+        type=float,
+        metavar="SECONDS",
+        help="Time for the tasks under way to finish after SIGTERM or Ctrl-C [default: och.grace, 10 s].",
+    )
+    command = _security(grace(command))
+    for option in (
         click.option("--performance-report", metavar="FILE", help="Write Dask's performance report (HTML) to FILE."),
         click.option(
             "--dashboard/--no-dashboard",
@@ -103,6 +117,7 @@ class Surroundings:
     def context(self, defaults: dict[str, Any] | None = None) -> Iterator[Context]:
         """Connect, announce the dashboard, and show progress."""
         from och_dist.cluster import ClusterOptions, connect, dashboard_link
+        from och_dist.monitor.forward import monitored, reported
         from och_dist.monitor.progress import log_progress, progress_bars
         from och_dist.stages.common import Context
 
@@ -119,9 +134,11 @@ class Surroundings:
 
                 stack.enter_context(client.as_current())
                 stack.enter_context(performance_report(filename=self.performance_report))
+            if stack.enter_context(monitored(client, command_name())) and self.dashboard and not self.quiet:
+                self._announce(f"this job:  {self.dashboard.removesuffix('status')}och")
             bars = sys.stderr.isatty() and not self.quiet and self.log_format == "text"
             progress = stack.enter_context(progress_bars()) if bars else log_progress
-            yield Context(client=client, progress=progress)
+            yield Context(client=client, progress=reported(progress))
 
     def _announce(self, text: str) -> None:
         if self.log_format == "json":
@@ -143,6 +160,20 @@ class Surroundings:
         from och_dist.report.text import render
 
         click.echo(json.dumps(report.to_json()) if self.as_json else render(report))
+
+
+def command_name() -> str:
+    """What the operator called, in short: the command and the last part of each path it was given."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return "och"
+    words = [context.command.name or "och"]
+    for parameter in context.command.params:
+        value = context.params.get(parameter.name or "")
+        if isinstance(parameter, click.Argument) and value:
+            values = value if isinstance(value, tuple) else (value,)
+            words += [str(item).rstrip("/").rpartition("/")[2] for item in values[:3]]
+    return " ".join(words)[:120]
 
 
 def run_stage(options: dict[str, Any], stage: Callable[..., Report], *args: Any, **params: Any) -> None:

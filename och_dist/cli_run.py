@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from och_dist import events
 from och_dist.cli_options import Surroundings, cluster_options, output_options
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def _working(around: Surroundings, pipeline: Pipeline) -> Any:
     from och_dist.cluster import warm
 
     with around.context(pipeline.cluster) as context:
+        events.say("job", name=pipeline.name)
         warm(context.client)
         yield context
 

@@ -7,7 +7,17 @@ from typing import Any
 
 import click
 
-from och_dist.cli_options import IDS, ROWS, Surroundings, cluster_options, expect_model, output_options, run_stage
+from och_dist.cli_options import (
+    IDS,
+    ROWS,
+    Surroundings,
+    cluster_options,
+    expect_model,
+    observer_options,
+    output_options,
+    run_stage,
+)
+from och_dist.errors import UsageError
 
 
 @click.command()
@@ -35,13 +45,31 @@ def inspect(path: str, **options: Any) -> None:
 
 
 @click.command()
-@click.argument("index")
-@output_options
-def status(index: str, **options: Any) -> None:
-    """List the versions of INDEX and its jobs, finished or not."""
-    from och_dist.stages.upkeep import status as stage
+@click.argument("index", required=False)
+@click.option("--watch", is_flag=True, help="Go on showing the jobs of --scheduler, until Ctrl-C.")
+@observer_options
+def status(index: str | None, watch: bool, **options: Any) -> None:
+    """List the versions of INDEX and its jobs, finished or not; with --scheduler, show what runs there now."""
+    around = Surroundings(options)
+    if index is None and "scheduler" not in around.cluster:
+        raise UsageError("nothing to look at; give an INDEX, a --scheduler, or both")
+    if watch and "scheduler" not in around.cluster:
+        raise UsageError("--watch shows a --scheduler; give one, or leave it out")
+    report = None
+    if index is not None:
+        from och_dist.stages.upkeep import status as stage
 
-    Surroundings(options).show(stage(index))
+        report = stage(index)
+        if not around.as_json:
+            around.show(report)
+    if "scheduler" in around.cluster:
+        from och_dist.cluster import ClusterOptions
+        from och_dist.monitor.watch import show_scheduler
+
+        about = None if report is None else report.to_json()
+        show_scheduler(ClusterOptions(**around.cluster), watch=watch, as_json=around.as_json, about=about)
+    elif around.as_json and report is not None:
+        around.show(report)
 
 
 @click.command()

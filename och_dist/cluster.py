@@ -98,6 +98,15 @@ def _refuse_local_options(options: ClusterOptions) -> None:
 
 @contextlib.contextmanager
 def _remote(options: ClusterOptions) -> Iterator[Client]:
+    with observe(options) as client:
+        _await_workers(client, 1)
+        _prepare_workers(client)
+        yield client
+
+
+@contextlib.contextmanager
+def observe(options: ClusterOptions) -> Iterator[Client]:
+    """A client of a running scheduler, to look at it: workers are neither needed nor touched."""
     from distributed import Client
 
     settings.apply()
@@ -118,8 +127,6 @@ def _remote(options: ClusterOptions) -> Iterator[Client]:
         gc.collect()
         raise ClusterError(f"no scheduler answers at {options.scheduler} within {patience:g} s ({reason}); {NOT_BEGUN}")
     with contextlib.closing(client):
-        _await_workers(client, 1)
-        _prepare_workers(client)
         yield client
 
 

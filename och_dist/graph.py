@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import queue
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from och_dist.errors import ClusterError
 from och_dist.outcome import POLL_SECONDS, Failure, Watch, answer_seconds, guarded, patient, retries, settle
 from och_dist.stop import Listener, listening
+from och_dist.tracing import Mark, Trace, traced
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -38,10 +39,12 @@ def map_tasks(
     name: str,
     advance: Advance | None = None,
     weight: Callable[[Task], int] = lambda task: 1,
+    inherited: Collection[int] = (),
 ) -> list[T]:
     """``[function(task) for task in tasks]``; all tasks are tried before the first error, in task order, is raised.
 
     When the process is asked to stop, no further task is begun, and those under way are given time to finish.
+    ``inherited`` are the places among all tasks of those that an earlier run did; it is only shown.
     """
     results: dict[int, T | Failure] = {}
     finished: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -49,7 +52,8 @@ def map_tasks(
         if client is None:
             outcomes = _map_here(function, tasks, listener)
         else:
-            outcomes = _map_there(function, tasks, client, name, finished, listener)
+            trace = Trace(client, name, len(tasks), shown=advance is not None, inherited=inherited)
+            outcomes = _map_there(function, tasks, client, trace, finished, listener)
         with contextlib.closing(outcomes):
             for number, outcome in outcomes:
                 results[number] = outcome
@@ -78,7 +82,7 @@ def _map_there(
     function: Callable[..., T],
     tasks: Sequence[Task],
     client: Client,
-    name: str,
+    trace: Trace,
     finished: queue.SimpleQueue[int],
     listener: Listener,
 ) -> Generator[tuple[int, T | Failure], None, None]:
@@ -86,16 +90,17 @@ def _map_there(
 
     ``finished`` holds the numbers of tasks that have ended, and STOP when the process was asked to stop.
     """
-    token = uuid.uuid4().hex[:8]
     waiting: dict[int, Future] = {}
+    failed = False
     upcoming: Iterator[int] = iter(range(len(tasks)))
 
     def submit(numbers: list[int]) -> None:
         futures = client.map(
-            guarded,
+            traced,
+            [trace.mark(number) for number in numbers],
             [function] * len(numbers),
             [tasks[number] for number in numbers],
-            key=[f"{name}-{token}-{number}" for number in numbers],
+            key=[f"{trace.token}-{number}" for number in numbers],
             pure=False,
             retries=retries(),
         )
@@ -118,10 +123,12 @@ def _map_there(
             del waiting[number]
             if isinstance(outcome, Failure) and isinstance(outcome.error, ClusterError):
                 raise outcome.error
+            failed = failed or isinstance(outcome, Failure)
             yield number, outcome
             if (following := next(upcoming, None)) is not None:
                 submit([following])
     finally:
+        trace.end(done=not waiting and not failed and not listener.asked)
         if waiting:
             with contextlib.suppress(Exception):
                 client.cancel(list(waiting.values()), force=True)
@@ -273,8 +280,10 @@ def _reduced(values: Iterator[T | Failure], merge: Callable[[Sequence[T]], T]) -
     return _unwrap(levels[depth][0])
 
 
-def _leaf(call: Callable[[Any], T], shared: Any, topic: str | None, progress: tuple[int, int]) -> T | Failure:
-    value = guarded(call, shared)
+def _leaf(
+    call: Callable[[Any], T], shared: Any, topic: str | None, progress: tuple[int, int], mark: Mark | None
+) -> T | Failure:
+    value = traced(mark, call, shared)
     if topic is not None:
         from distributed import get_worker
 
@@ -300,6 +309,7 @@ class _LeavesThere:
 
         self.client, self.name, self.advance = client, name, advance
         self.token = uuid.uuid4().hex[:8]
+        self.trace = Trace(client, name, len(tasks), shown=advance is not None)
         # The scheduler remembers the events of every topic: without a listener there is none.
         self.topic = None if advance is None else f"och-progress-{self.token}"
         data = None if shared is None else delayed(shared, name=f"{name}_shared-{self.token}", traverse=False)
@@ -310,6 +320,7 @@ class _LeavesThere:
                 data,
                 self.topic,
                 (number, weight(task)),
+                self.trace.mark(number),
                 dask_key_name=f"{name}-{self.token}-{number}",
             )
             for number, task in enumerate(tasks)
@@ -334,11 +345,14 @@ class _LeavesThere:
     def _run(self, root: Any, kept: list[Any]) -> tuple[Any, list[Any]]:
         if self.topic is not None:
             self.client.subscribe_topic(self.topic, _Count(self.advance))
-        watch = Watch(self.client)
+        watch, done = Watch(self.client), False
         try:
             futures = self.client.compute([root, *kept], retries=retries())
-            return _unwrap(_await(futures[0], watch)), futures[1:]
+            value = _unwrap(_await(futures[0], watch))
+            done = True
+            return value, futures[1:]
         finally:
+            self.trace.end(done=done)
             if self.topic is not None:
                 with contextlib.suppress(Exception):
                     self.client.unsubscribe_topic(self.topic)

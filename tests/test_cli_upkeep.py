@@ -87,3 +87,9 @@ def test_only_the_expected_model_is_used(work: Path, tmp_path: Path) -> None:
         refused(2, "is no address; write sha256:", *words, "--expect-model", "latest")
         facts(*words, "--expect-model", right)
     refused(2, "is no index and no model", "inspect", work / "c", "--expect-model", right)
+
+
+def test_status_of_nothing(work: Path) -> None:
+    refused(2, "give an INDEX, a --scheduler, or both", "status")
+    refused(2, "--watch shows a --scheduler", "status", work / "index", "--watch")
+    refused(7, "nowhere", "status", "--scheduler", "nowhere")

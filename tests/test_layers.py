@@ -13,17 +13,17 @@ PACKAGE = Path(__file__).parent.parent / "och_dist"
 
 # Each layer, from the top of the diagram down, with the outside packages it may use.
 LAYERS: list[tuple[tuple[str, ...], set[str]]] = [
-    (("errors", "stop"), set()),
+    (("errors", "stop", "events"), set()),
     (("kernels",), {"numpy", "scipy", "numba", "llvmlite"}),
     (("hashers", "metrics"), {"numpy", "scipy", "numba", "sklearn", "threadpoolctl"}),
     (("store",), {"numpy", "scipy", "zarr", "obstore", "h5py", "pyarrow", "google_crc32c", "numcodecs"}),
     (("settings",), {"dask", "distributed"}),
-    (("graph", "outcome", "pinned"), {"dask", "distributed"}),
+    (("graph", "outcome", "pinned", "tracing"), {"dask", "distributed"}),
     (("machine",), {"distributed", "threadpoolctl", "llvmlite"}),
     (("cluster", "tls", "worker"), {"dask", "distributed", "threadpoolctl", "numpy"}),
     (("stages",), {"numpy", "dask", "dask_ml", "sklearn", "google_crc32c", "distributed"}),
     (("estimators", "report"), {"numpy", "dask", "sklearn"}),
-    (("pipeline", "plan", "recorded", "monitor"), {"distributed", "bokeh", "rich", "prometheus_client"}),
+    (("pipeline", "plan", "recorded", "monitor"), {"numpy", "distributed", "jinja2", "rich", "prometheus_client"}),
     (("cli", "logs", "cli_options", "cli_run", "cli_search", "cli_settings", "cli_upkeep"), {"click", "distributed"}),
 ]
 

@@ -79,13 +79,24 @@ def seed_centres(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
     return np.ascontiguousarray(seeds[np.sort(first)], dtype=np.float32)
 
 
-def lloyd(rows: da.Array, seeds: np.ndarray, *, max_iter: int, seed: int, variance: float) -> np.ndarray:
-    """Dask-ML's Lloyd rounds from given seeds; (L, d) float32, possibly with empty clusters at the origin."""
+def lloyd(
+    rows: da.Array,
+    seeds: np.ndarray,
+    *,
+    max_iter: int,
+    seed: int,
+    variance: float,
+    told: Callable[[int, np.ndarray], None] | None = None,
+) -> np.ndarray:
+    """Dask-ML's Lloyd rounds from given seeds; (L, d) float32, possibly with empty clusters at the origin.
+
+    ``told(round, centres)`` hears of the seeds as round 0, then of the centres after each round.
+    """
     from dask_ml.cluster import KMeans
 
     if len(seeds) < 2 or max_iter < 1:
         return seeds
-    with one_thread(), warnings.catch_warnings():
+    with one_thread(), warnings.catch_warnings(), _rounds(seeds, told):
         warnings.simplefilter("ignore")
         model = KMeans(
             n_clusters=len(seeds),
@@ -95,6 +106,32 @@ def lloyd(rows: da.Array, seeds: np.ndarray, *, max_iter: int, seed: int, varian
             tol=1e-4 * variance,
         ).fit(rows)
     return np.ascontiguousarray(model.cluster_centers_, dtype=np.float32)
+
+
+@contextlib.contextmanager
+def _rounds(seeds: np.ndarray, told: Callable[[int, np.ndarray], None] | None) -> Iterator[None]:
+    """Follow the centres. Dask-ML tells nobody, but measures once a round how far they moved."""
+    import dask_ml.cluster.k_means as module
+
+    measure = getattr(module, "squared_norm", None)
+    if told is None or measure is None:
+        yield
+        return
+    centres, number = seeds.astype(np.float64), 0
+    told(0, centres)
+
+    def moved(change: np.ndarray) -> Any:
+        nonlocal centres, number
+        with contextlib.suppress(Exception):
+            centres, number = centres - change, number + 1
+            told(number, centres)
+        return measure(change)
+
+    module.squared_norm = moved
+    try:
+        yield
+    finally:
+        module.squared_norm = measure
 
 
 @dataclass(frozen=True)

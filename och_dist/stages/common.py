@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from och_dist import events
 from och_dist.cluster import check_memory
 
 if TYPE_CHECKING:
@@ -60,8 +61,10 @@ class Stopwatch:
     def __init__(self, stage: str) -> None:
         self.stage = stage
         self.started = time.perf_counter()
+        events.say("stage", name=stage)
 
     def report(self, status: Status = "done", **facts: Any) -> Report:
         report = Report(self.stage, status, time.perf_counter() - self.started, facts)
+        events.say("stage_end", name=self.stage, status=status, seconds=round(report.seconds, 3))
         logger.info("%s: %s in %.2f s", self.stage, status, report.seconds)
         return report

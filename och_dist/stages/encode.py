@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from och_dist import events
 from och_dist.errors import BadInputError, ConflictError, UsageError
 from och_dist.graph import map_tasks
 from och_dist.kernels.packing import count_ones
@@ -39,6 +40,7 @@ def encode_chunk(task: EncodeChunk) -> int:
         codes[first - start : first - start + len(block)] = hasher.encode_block(block, first_row=first)
     ones = count_ones(codes, task.job.bits)
     write_codes(open_objects(task.index), task.job, task.chunk, codes, ones, corpus.digest(start, stop))
+    events.add(ones=ones.tolist())
     return stop - start
 
 
@@ -63,6 +65,7 @@ def encode(
     opened, objects = open_corpus(corpus), open_objects(index)
     current, new_rows = find_index(index), 0  # first: nothing is put into a folder that holds something else
     loaded = _bring_model(model, objects, opened)
+    events.say("sample", bits=loaded.n_bits, sample=loaded.provenance.get("sample"))
     jobs: list[Job] = []
     for job in _jobs(opened, objects, current, loaded, chunk_rows):
         begin_job(objects, job)
@@ -163,7 +166,15 @@ def run_job(corpus: Corpus, objects: Objects, job: Job, context: Context) -> int
     ]
     advance = context.progress("encode", job.stop - job.start)
     advance(sum(high - low for low, high in map(job.rows, done)))
-    rows = map_tasks(encode_chunk, tasks, client=context.client, name="encode_chunk", advance=advance, weight=_rows_of)
+    rows = map_tasks(
+        encode_chunk,
+        tasks,
+        client=context.client,
+        name="encode_chunk",
+        advance=advance,
+        weight=_rows_of,
+        inherited=done,
+    )
     return sum(rows)
 
 

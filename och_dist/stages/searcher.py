@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 
+from och_dist import events
 from och_dist.errors import BadInputError, UsageError
 from och_dist.stages.choose import ChosenCodes, Way
 from och_dist.stages.common import Context
@@ -111,8 +113,9 @@ class Told:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A batch of queries whose answer is being found."""
+    """A batch of queries whose answer is being found, ``asked`` for at that time."""
 
+    asked: float
     vectors: np.ndarray
     batch: QueryBatch
     scales: np.ndarray | None
@@ -290,11 +293,12 @@ class Searcher:
             yield self._finished(under_way.popleft(), options)
 
     def _begun(self, vectors: np.ndarray, options: SearchOptions, advance: Advance) -> UnderWay:
+        asked = time.perf_counter()
         batch, scales = self._batch(vectors, options)
         told, question = Told(advance, len(batch)), TopK(options.depth, options.ranking)
         within = told.within if options.rerank is None else quietly  # candidates are only half of the work
         answer = self._start(question, batch, options.selection, within)
-        return UnderWay(vectors, batch, scales, answer, told)
+        return UnderWay(asked, vectors, batch, scales, answer, told)
 
     def radius_batches(
         self, queries: Queries, radius: int, chosen: Selection, *, ids: bool = False, advance: Advance = quietly
@@ -305,11 +309,13 @@ class Searcher:
         queries.require_dim(self.model.hasher.n_features_in_, "the index")
         start, size = 0, 16
         while start < queries.rows:
-            stop = min(start + size, queries.rows)
+            stop, asked = min(start + size, queries.rows), time.perf_counter()
             batch = QueryBatch(self.encode(queries.read(start, stop)))
             told = Told(advance, len(batch))
             indptr, distances, rows = self._start(WithinRadius(radius), batch, chosen, told.within)()
-            yield RadiusNeighbors(indptr, distances, rows, self.corpus.read_ids(rows) if ids else None)
+            found = RadiusNeighbors(indptr, distances, rows, self.corpus.read_ids(rows) if ids else None)
+            events.say("search", queries=stop - start, seconds=time.perf_counter() - asked)
+            yield found
             told.finish()
             per_query = max(1, int(np.diff(indptr).max()))
             start, size = stop, int(min(MAX_BATCH, 4 * size, max(1, RADIUS_MATCHES // per_query)))
@@ -335,12 +341,13 @@ class Searcher:
             if options.rerank_by == "euclidean":
                 distances, rows = euclidean_order(self.corpus, vectors, rows, options.k, self._context)
             else:
-                asked = QueryBatch(batch.codes, batch.weights, rows)
-                distances, rows = first_of(self._start(Weigh(), asked, EVERYTHING)(), rows, options.k)
+                candidate_batch = QueryBatch(batch.codes, batch.weights, rows)
+                distances, rows = first_of(self._start(Weigh(), candidate_batch, EVERYTHING)(), rows, options.k)
         if scales is not None and (options.ranking == "asymmetric" or options.rerank_by == "asymmetric"):
             distances = distances * scales[:, None]
         ids = self.corpus.read_ids(rows.reshape(-1)).reshape(rows.shape) if options.ids else None
         under_way.told.finish()
+        events.say("search", queries=len(vectors), seconds=time.perf_counter() - under_way.asked)
         return Neighbors(distances, rows, ids, candidates)
 
     def _checked(self, codes: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import google_crc32c
 import numpy as np
 
+from och_dist import events
 from och_dist.errors import BadInputError, IntegrityError, NonFiniteError
 from och_dist.graph import map_tasks
 from och_dist.kernels.moments import nonfinite_rows
@@ -90,6 +91,7 @@ def write_corpus_chunk(task: WriteChunk) -> tuple[int, int, int, int]:
         ids = write_chunk(objects, ids_prefix(target.segment), task.chunk, packed)
         ids_crc, nbytes = ids.crc, ids.nbytes
     written = write_chunk(objects, vectors_prefix(target.segment), task.chunk, np.ascontiguousarray(block))
+    events.add(rows=len(block))
     return task.chunk, written.nbytes + nbytes, written.crc, ids_crc
 
 
@@ -136,6 +138,7 @@ def store_chunks(
             name="write_corpus_chunk",
             advance=advance,
             weight=rows_of,
+            inherited=there,
         )
     except NonFiniteError:
         raise _all_nonfinite(origin, context) from None

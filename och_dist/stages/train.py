@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from och_dist import events
 from och_dist.errors import BadInputError, UsageError
-from och_dist.hashers.base import Hasher, TrainingData, one_thread
+from och_dist.hashers.base import Hasher, LinearHasher, TrainingData, one_thread
 from och_dist.hashers.registry import get_method
 from och_dist.kernels.clusters import ClusterStats, assign
 from och_dist.kernels.moments import Moments
+from och_dist.kernels.packing import count_ones
 from och_dist.stages.centres import (
     SEEDS_PER_CENTRE,
     Centres,
@@ -41,6 +43,8 @@ KMEANS_ROWS_PER_CENTRE = 256
 TRAIN_ROWS = 10_000
 KMEANS_ROUNDS = 10
 FLOAT_BYTES = 256 << 20
+SAMPLE_ROWS = 4096
+INERTIA_ROWS = 2048
 VERSIONED = ("och-dist", "numpy", "scipy", "scikit-learn", "dask", "dask-ml", "zarr", "numba")
 
 
@@ -94,8 +98,16 @@ def train(
             kmeans_rounds=kmeans_rounds,
         )
     steps = context.progress("solve", int(getattr(hasher, "max_iter", 1)) or 1)
-    hasher.fit_training(data, progress=lambda step, loss: steps(1))
-    address = save_model(objects, hasher, {"request": request, "seed": seed, **_provenance(opened)})
+
+    def stepped(step: int, loss: float) -> None:
+        steps(1)
+        events.say("loss", step=step, value=loss)
+
+    hasher.fit_training(data, progress=stepped)
+    _say_residual(hasher)
+    sample = sample_ones(hasher, data.rows[:train_rows])
+    provenance = {"request": request, "seed": seed, "sample": sample, **_provenance(opened)}
+    address = save_model(objects, hasher, provenance)
     objects.put(key, seal({"model": address, "request": request}))
     return watch.report(**_facts(objects.url, address, opened))
 
@@ -118,6 +130,24 @@ def hasher_params(hasher: Hasher) -> dict[str, Any]:
     """Parameters as JSON values."""
     params = hasher.get_params(deep=False)
     return {name: list(value) if isinstance(value, tuple) else value for name, value in params.items()}
+
+
+def sample_ones(hasher: Hasher, pool: np.ndarray) -> dict[str, Any]:
+    """How often each bit is set in some rows of the pool (n, d): what encoded rows can be compared with."""
+    rows = pool[:: -(-len(pool) // SAMPLE_ROWS)]
+    if isinstance(hasher, LinearHasher):  # the exact encoder would be compiled for this
+        with one_thread():
+            bits = (rows - hasher.mean_) @ hasher.projection_ + hasher.offsets_ > 0
+        ones = np.count_nonzero(bits, axis=0)
+    else:
+        ones = count_ones(hasher.encode_block(rows), int(hasher.n_bits))
+    return {"rows": len(rows), "ones": ones.tolist()}
+
+
+def _say_residual(hasher: Hasher) -> None:
+    """How far the learned frame is from an orthogonal one, for methods that keep it so."""
+    constrained = getattr(hasher, "orthogonal", True)
+    events.say("residual", value=getattr(hasher, "manifold_residual_", None) if constrained else None)
 
 
 class Source(Protocol):
@@ -219,7 +249,8 @@ def training_data(
         seeds = _seeds(pool, centres, seed)
         rows = source.floats() if kmeans_rows == 0 else array
         variance = float(np.trace(covariance)) / source.dim
-        moved = lloyd(rows, seeds, max_iter=kmeans_rounds, seed=seed, variance=variance)
+        told = _say_inertia(pool, kmeans_rounds) if events.heard() else None
+        moved = lloyd(rows, seeds, max_iter=kmeans_rounds, seed=seed, variance=variance, told=told)
     del array, rows
     settled = settle_centres(lambda vectors: source.cluster(vectors, seed), moved, min(centres, source.rows))
     found, notes = len(settled.vectors), settled.notes
@@ -227,7 +258,9 @@ def training_data(
         notes = (f"n_centres reduced from {centres} to {found}: the corpus has {source.rows} rows",)
     rows_with_members, labels = _pool(pool, settled)
     _check_range(np.isfinite(rows_with_members).all())
-    logger.info("%d centres, mean squared distance %.6g", found, settled.stats.inertia / source.rows)
+    inertia = settled.stats.inertia / source.rows
+    logger.info("%d centres, mean squared distance %.6g", found, inertia)
+    events.say("inertia", round=None, value=inertia)
     return TrainingData(source.rows, mean, covariance, rows_with_members, settled.vectors, labels, notes)
 
 
@@ -236,6 +269,19 @@ def _seeds(pool: np.ndarray, centres: int, seed: int) -> np.ndarray:
     few = np.random.default_rng([seed, 2]).permutation(len(pool))[: SEEDS_PER_CENTRE * centres]
     seeds = seed_centres(pool[np.sort(few)], centres, seed)
     return seeds if len(seeds) == min(centres, len(pool)) else seed_centres(pool, centres, seed)
+
+
+def _say_inertia(pool: np.ndarray, rounds: int) -> Callable[[int, np.ndarray], None]:
+    """Tell the mean squared distance of some rows of the pool (n, d) to their centres, round by round."""
+    rows = pool[:: -(-len(pool) // INERTIA_ROWS)].astype(np.float32)
+    norms = np.einsum("ij,ij->i", rows, rows)
+
+    def told(number: int, centres: np.ndarray) -> None:
+        centres = centres.astype(np.float32)
+        nearest = (np.einsum("ij,ij->i", centres, centres) - 2 * rows @ centres.T).min(axis=1)
+        events.say("inertia", round=number, rounds=rounds, value=float(np.maximum(norms + nearest, 0).mean()))
+
+    return told
 
 
 def _check_range(in_range: bool | np.bool_) -> None:

@@ -27,6 +27,7 @@ from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ZstdCodec
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.errors import ContainsArrayError
 
+from och_dist import events
 from och_dist.errors import BadInputError, IntegrityError, OchError, UsageError
 from och_dist.store.objects import Objects
 
@@ -252,7 +253,9 @@ def write_chunk(objects: Objects, prefix: str, chunk: int, block: np.ndarray) ->
     array[start:stop] = block
     store = array.store
     assert isinstance(store, ObjectZarrStore)  # narrows the type: open_array made it
-    return store.written[f"c/{chunk}/0"]
+    written = store.written[f"c/{chunk}/0"]
+    events.add(written=written.nbytes)
+    return written
 
 
 def read_rows(array: zarr.Array, start: int, stop: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import zarr
 
+from och_dist import events
 from och_dist.errors import BadInputError, IntegrityError
 from och_dist.store.arrays import METADATA, ArraySpec, open_array, open_layout, read_rows
 from och_dist.store.ids import ids_prefix, ids_text
@@ -90,7 +91,9 @@ class Corpus:
 
     def blocks(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
         """(first global row, block) for rows [start, stop), one stored chunk at a time."""
-        return self._blocks(start, stop, self._vectors)
+        for first, block in self._blocks(start, stop, self._vectors):
+            events.add(rows=len(block), read=block.nbytes)
+            yield first, block
 
     def id_blocks(self, start: int, stop: int) -> Iterator[tuple[int, np.ndarray]]:
         """(first global row, ids as they are stored) for rows [start, stop), one stored chunk at a time."""

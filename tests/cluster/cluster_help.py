@@ -156,11 +156,17 @@ class Separate:
 
 
 def start_separate(
-    running: Processes, folder: Path, *, workers: int, nanny: bool, env: dict[str, str] | None = None
+    running: Processes,
+    folder: Path,
+    *,
+    workers: int,
+    nanny: bool,
+    env: dict[str, str] | None = None,
+    scheduler_env: dict[str, str] | None = None,
 ) -> Separate:
     file = folder / "scheduler.json"
     local = ("--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0", "--scheduler-file", file)
-    scheduler = running.dask("scheduler", "--port", "0", *local)
+    scheduler = running.dask("scheduler", "--port", "0", *local, env=scheduler_env)
     wait_until(lambda: file.exists() and file.read_text().endswith("}"))
     kind = "--nanny" if nanny else "--no-nanny"
     started = [

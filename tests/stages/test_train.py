@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,8 @@ def test_a_crash_at_any_operation_is_repeated(
     stored: bool, corpus: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hasher = loaded(model).hasher
-    monkeypatch.setattr(stage, "training_data", lambda *args, **options: None)
+    monkeypatch.setattr(stage, "training_data", lambda *args, **options: SimpleNamespace(rows=[]))
+    monkeypatch.setattr(stage, "sample_ones", lambda hasher, pool: {"rows": 1})
     monkeypatch.setattr(type(hasher), "fit_training", lambda self, data, progress: vars(self).update(vars(hasher)))
     with crash_at() as operations:
         train(corpus, str(tmp_path / "reference"), bits=BITS, params=PARAMS)

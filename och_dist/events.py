@@ -1,0 +1,77 @@
+"""What happens while a job runs, told to whoever listens; with no listener, nothing is done.
+
+Stages :func:`say` what they do, on the driver. Inside a task, stages and stores :func:`add` what was worked through,
+and all of that leaves the worker with the end of the task. Nothing here may fail or slow down a job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+TOPIC = "och"
+
+Facts = dict[str, Any]
+
+
+class Sink(Protocol):
+    """Takes what the driver says. ``client`` is the Dask client whose scheduler hears it."""
+
+    client: Any
+
+    def __call__(self, kind: str, facts: Facts) -> None: ...
+
+
+_sink: Sink | None = None
+_task = threading.local()
+
+
+def heard(client: Any = None) -> bool:
+    """Whether anybody listens; with ``client``, whether it is at the other end of this one."""
+    return _sink is not None and (client is None or _sink.client is client)
+
+
+def say(kind: str, **facts: Any) -> None:
+    """Tell the listener, if there is one."""
+    if _sink is not None:
+        with contextlib.suppress(Exception):
+            _sink(kind, facts)
+
+
+@contextlib.contextmanager
+def told_to(sink: Sink) -> Iterator[None]:
+    """Pass everything that is said in this process to ``sink`` while this lasts."""
+    global _sink
+    before, _sink = _sink, sink
+    try:
+        yield
+    finally:
+        _sink = before
+
+
+def add(**amounts: Any) -> None:
+    """Count something towards the task that this thread works on: numbers, or lists of numbers, are summed."""
+    facts: Facts | None = getattr(_task, "facts", None)
+    if facts is None:
+        return
+    for name, amount in amounts.items():
+        known = facts.get(name)
+        if known is None:
+            facts[name] = amount
+        elif isinstance(amount, list):
+            facts[name] = [a + b for a, b in zip(known, amount, strict=True)]
+        else:
+            facts[name] = known + amount
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[Facts]:
+    """What this thread adds while this lasts."""
+    before, facts = getattr(_task, "facts", None), Facts()
+    _task.facts = facts
+    try:
+        yield facts
+    finally:
+        _task.facts = before

@@ -1,0 +1,116 @@
+"""The tasks of one graph by state, and as a map of a bounded number of cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+STATES = ("waiting", "running", "done", "inherited", "failed")
+WAITING, RUNNING, DONE, INHERITED, FAILED = range(len(STATES))
+CELLS = 600
+MAX_CHUNKS = 10_000_000
+
+
+class Chunks:
+    """The state of each chunk, one byte each. Tasks fill the places that chunks of earlier runs leave, in order."""
+
+    def __init__(self, name: str, count: int, inherited: Sequence[Sequence[int]] = (), now: float = 0.0) -> None:
+        self.name, self.started = name, now
+        self.ended: float | None = None
+        self.rows, self.nbytes = 0, 0
+        kept = sum(stop - start for start, stop in inherited)
+        self.total = min(count + kept, MAX_CHUNKS)
+        self.states = bytearray(self.total)
+        self.counted = bytearray(self.total)
+        for start, stop in inherited:
+            self.states[start : min(stop, self.total)] = bytes([INHERITED]) * (min(stop, self.total) - start)
+        self.counts = [self.total, 0, 0, 0, 0]
+        if kept:
+            array = np.frombuffer(self.states, np.uint8)
+            self.places: np.ndarray | None = np.flatnonzero(array != INHERITED)
+            self.counts[WAITING], self.counts[INHERITED] = len(self.places), self.total - len(self.places)
+        else:
+            self.places = None
+        self.by_worker: dict[str, set[int]] = {}
+
+    @property
+    def over(self) -> bool:
+        return self.ended is not None
+
+    def place(self, number: int) -> int | None:
+        """Where the chunk of a task lies; None for a task that does not belong here."""
+        if self.places is None:
+            return number if 0 <= number < self.total else None
+        return int(self.places[number]) if 0 <= number < len(self.places) else None
+
+    def set(self, place: int, state: int) -> None:
+        self.counts[self.states[place]] -= 1
+        self.counts[state] += 1
+        self.states[place] = state
+
+    def begin(self, number: int, worker: str) -> None:
+        place = self.place(number)
+        if place is not None and not self.over and self.states[place] in (WAITING, FAILED, RUNNING):
+            self.set(place, RUNNING)
+            self.by_worker.setdefault(worker, set()).add(place)
+
+    def end(self, number: int, worker: str, state: str) -> bool:
+        """Whether this is the first end of a chunk that is done."""
+        place = self.place(number)
+        if place is None:
+            return False
+        self.by_worker.get(worker, set()).discard(place)
+        before = self.states[place]
+        if state == "done":
+            self.set(place, DONE)
+        elif before in (WAITING, RUNNING):  # it may wait again in the meantime, with the graph given up
+            self.set(place, FAILED if state == "failed" else WAITING)
+        first = state == "done" and not self.counted[place]
+        self.counted[place] |= first
+        return first
+
+    def lose(self, worker: str) -> int:
+        """Chunks that a lost worker had under way wait again; how many they were."""
+        lost = [place for place in self.by_worker.pop(worker, set()) if self.states[place] == RUNNING]
+        for place in lost:
+            self.set(place, WAITING)
+        return len(lost)
+
+    def close(self, now: float, *, done: bool) -> None:
+        """The driver has all results, or gave up: what it says counts, events may have been lost."""
+        self.ended = now
+        self.by_worker.clear()
+        array = np.frombuffer(self.states, np.uint8).copy()
+        array[array == RUNNING] = WAITING
+        if done:
+            array[array != INHERITED] = DONE
+        self.states = bytearray(array.tobytes())
+        self.counts = np.bincount(array, minlength=len(STATES)).tolist()
+
+    def average(self, now: float) -> tuple[float, float]:
+        """Rows and bytes per second since the tasks were given out."""
+        seconds = max(0.001, (now if self.ended is None else self.ended) - self.started)
+        return self.rows / seconds, self.nbytes / seconds
+
+    def summary(self) -> dict[str, Any]:
+        """Counts by state, and the map: per cell how many of its chunks are in each state."""
+        cells = min(CELLS, self.total)
+        return {
+            "task": self.name,
+            "total": self.total,
+            "over": self.over,
+            "counts": dict(zip(STATES, self.counts, strict=True)),
+            "states": list(STATES),
+            "cells": self._cells(cells) if cells else [],
+        }
+
+    def _cells(self, cells: int) -> list[Any]:
+        """A digit (the state) for a cell whose chunks are all alike, otherwise the five counts."""
+        states = np.frombuffer(self.states, np.uint8).astype(np.int64)
+        cell = np.arange(self.total) * cells // self.total
+        table = np.bincount(cell * len(STATES) + states, minlength=cells * len(STATES)).reshape(cells, -1)
+        alike = table.max(axis=1) == table.sum(axis=1)
+        main = table.argmax(axis=1)
+        return [int(m) if a else row for m, a, row in zip(main, alike, table.tolist(), strict=True)]

@@ -1,0 +1,240 @@
+"""All that the scheduler knows of our jobs: events in, one small JSON document out. No Dask in here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from och_dist.monitor.chunks import STATES
+from och_dist.monitor.job import Counters, Job
+from och_dist.monitor.series import Window
+
+KEPT_JOBS = 8
+KEPT_TOKENS = 64
+EARLY_TOKENS = 8
+EARLY_EVENTS = 20_000
+LISTED_WORKERS = 200
+LATEST_SECONDS = 30.0
+
+
+class WorkerFigures:
+    """What one worker has done."""
+
+    def __init__(self) -> None:
+        self.window = Window()
+        self.rows, self.chunks, self.running, self.failures = 0, 0, 0, 0
+
+    def hear(self, event: list[Any], now: float) -> None:
+        if event[0] == "begin":
+            self.running += 1
+            return
+        state, seconds, facts = event[3:6]
+        self.running = max(0, self.running - 1)
+        if state != "done":
+            self.failures += 1
+            return
+        self.rows, self.chunks = self.rows + facts.get("rows", 0), self.chunks + 1
+        self.window.add(now, seconds, facts.get("rows", 0), facts.get("read", 0) + facts.get("written", 0))
+
+
+class State:
+    """Jobs by driver, workers by address. Events of tasks may come before the driver has told of the tasks."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.workers: dict[str, WorkerFigures] = {}
+        self.counters = Counters()
+        self.drivers: dict[str, str] = {}
+        self.early: dict[str, list[tuple[str, list[Any], float]]] = {}
+        self.events = 0
+
+    def hear(self, message: dict[str, Any], now: float) -> None:
+        """A message: {'driver' or 'worker': who, 'events': [...]}; anything else is not ours.
+
+        Events of a driver are [kind, facts, seconds between then and 'sent'], those of a worker as :meth:`Job.work`
+        takes them.
+        """
+        events = message["events"]
+        self.events += len(events)
+        if "driver" in message:
+            way = now - message.get("sent", now)
+            now -= way if 0 < way < LATEST_SECONDS else 0.0  # beyond that it is a clock that differs
+            for kind, facts, age in events:
+                self._hear_driver(str(message["driver"]), str(kind), facts, now - age)
+        else:
+            worker = str(message["worker"])
+            figures = self.workers.setdefault(worker, WorkerFigures())
+            for event in events:
+                figures.hear(event, now)
+                self._hear_task(worker, event, now)
+
+    def _hear_driver(self, driver: str, kind: str, facts: dict[str, Any], now: float) -> None:
+        if kind == "job" or driver not in self.jobs:
+            known = self.jobs.get(driver)
+            if known is not None and known.status == "running" and not known.stages and not known.open_stages:
+                known.name = str(facts.get("name", known.name))  # the same job, by a better name
+                return
+            self.jobs.pop(driver, None)
+            self.jobs[driver] = Job(driver, str(facts.get("name", "a job")), now, self.counters)
+            for old in list(self.jobs)[:-KEPT_JOBS]:
+                del self.jobs[old]
+            if kind == "job":
+                return
+        self.jobs[driver].hear(kind, facts, now)
+        if kind == "tasks":
+            token = facts["token"]
+            self.drivers[token] = driver
+            for known_token in list(self.drivers)[:-KEPT_TOKENS]:
+                del self.drivers[known_token]
+            for worker, event, when in self.early.pop(token, []):
+                self.jobs[driver].work(worker, event, when)
+
+    def _hear_task(self, worker: str, event: list[Any], now: float) -> None:
+        job = self.jobs.get(self.drivers.get(event[1], ""))
+        if job is not None:
+            job.work(worker, event, now)
+            return
+        early = self.early.setdefault(event[1], [])
+        if len(early) < EARLY_EVENTS:
+            early.append((worker, event, now))
+        for old in list(self.early)[:-EARLY_TOKENS]:
+            del self.early[old]
+
+    def lose_worker(self, worker: str, now: float) -> None:
+        self.workers.pop(worker, None)
+        for job in self.jobs.values():
+            job.lose(worker, now)
+
+    def lose_driver(self, driver: str, now: float) -> None:
+        """A driver that went without a word was killed."""
+        job = self.jobs.get(driver)
+        if job is not None and job.status == "running":
+            job.hear("job_end", {"status": "lost", "error": "the driver went away"}, now)
+
+    @property
+    def job(self) -> Job | None:
+        """The job to show: the newest that runs, or else the newest."""
+        running = [job for job in self.jobs.values() if job.status == "running"]
+        return max(running or self.jobs.values(), key=lambda job: job.started, default=None)
+
+    def chunk_counts(self) -> dict[str, int]:
+        """Chunks of the map by state."""
+        tasks = self.job.shown_tasks if self.job is not None else None
+        return dict(zip(STATES, tasks.counts if tasks else [0] * len(STATES), strict=True))
+
+    def snapshot(self, now: float, machines: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+        """Everything as JSON. ``machines`` tells what the scheduler knows of each worker: name, memory, status."""
+        job = self.job
+        document: dict[str, Any] = {"format": 1, "time": round(now, 3), "events": self.events, "job": None}
+        document["workers"] = self._workers(now, machines or {})
+        if job is None:
+            return document
+        then = now if job.ended is None else job.ended
+        others = [other for other in self.jobs.values() if other is not job]
+        return document | {
+            "job": {
+                "name": job.name,
+                "status": job.status,
+                "error": job.error,
+                "started": round(job.started, 3),
+                "seconds": round(then - job.started, 2),
+            },
+            "stage": _stage(job, then),
+            "step": _step(job, then),
+            "speed": _speed(job, then),
+            "totals": {name: dict(totals) for name, totals in job.totals.items()},
+            "chunks": job.shown_tasks.summary() if job.shown_tasks else None,
+            "train": {
+                "loss": job.loss.all(),
+                "residual": job.residual,
+                "inertia": job.inertia.all(),
+                "exact_inertia": job.exact_inertia,
+            },
+            "balance": _balance(job),
+            "search": _search(job, then),
+            "failures": {"count": job.failures, "recent": list(job.listed_failures)},
+            "others": [{"name": other.name, "status": other.status, "step": _step(other, now)} for other in others],
+        }
+
+    def _workers(self, now: float, machines: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        listed = []
+        for address in list(machines or self.workers)[:LISTED_WORKERS]:
+            figures = self.workers.get(address) or WorkerFigures()
+            rows, nbytes = figures.window.rates(now)
+            listed.append(
+                {
+                    "address": address,
+                    "rows_per_second": round(rows, 1),
+                    "bytes_per_second": round(nbytes),
+                    "rows": figures.rows,
+                    "chunks": figures.chunks,
+                    "running": figures.running,
+                    "failures": figures.failures,
+                    **machines.get(address, {}),
+                }
+            )
+        return listed
+
+
+def _stage(job: Job, now: float) -> dict[str, Any]:
+    name, started = job.open_stages[-1] if job.open_stages else (None, now)
+    return {"name": name, "seconds": round(now - started, 2), "finished": list(job.stages)}
+
+
+def _step(job: Job, now: float) -> dict[str, Any] | None:
+    step = job.step
+    if step is None:
+        return None
+    eta = step.eta(now)
+    return {
+        "name": step.name,
+        "done": step.done,
+        "total": step.total,
+        "progress": round(step.done / step.total, 4) if step.total else None,
+        "eta_seconds": None if eta is None else round(eta, 1),
+    }
+
+
+def _speed(job: Job, now: float) -> dict[str, Any]:
+    """Speed now while tasks run, the average of the last tasks afterwards."""
+    tasks = job.shown_tasks
+    runs = tasks is not None and not tasks.over and job.ended is None
+    rows, nbytes = job.window.rates(now) if runs else tasks.average(now) if tasks else (0.0, 0.0)
+    unknown = job.window.mean_seconds(now) if runs else 0.0  # what runs now is counted when it ends
+    return {
+        "is_average": not runs,
+        "rows_per_second": round(rows, 1),
+        "bytes_per_second": round(nbytes),
+        "bucket_seconds": job.rates.width,
+        "over_time": job.rates.rates(now - unknown),
+    }
+
+
+def _balance(job: Job) -> dict[str, Any] | None:
+    if not len(job.ones):
+        return None
+    encoded = [] if not job.encoded else (job.ones / job.encoded).round(4).tolist()
+    sample, rows = job.sample or ([], 0)
+    return {
+        "bits": len(job.ones),
+        "rows": job.encoded,
+        "ones": encoded,
+        "sample_rows": rows,
+        "sample": [round(count / rows, 4) for count in sample],
+    }
+
+
+def _search(job: Job, now: float) -> dict[str, Any] | None:
+    if not job.searches:
+        return None
+    rate = job.search_window.rates(now)[0]
+    p50, p95 = job.search_window.quantiles(now, (0.5, 0.95))
+    series = job.search_rates
+    return {
+        "batches": job.searches,
+        "queries": job.queries,
+        "queries_per_second": round(rate, 1),
+        "p50_seconds": p50,
+        "p95_seconds": p95,
+        "bucket_seconds": series.width if series else 1,
+        "over_time": series.rates(now)["queries"] if series else [],
+    }
