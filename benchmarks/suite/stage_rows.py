@@ -121,7 +121,7 @@ def kmeans_row(ground: Ground) -> Outcome:
 
         actions = {
             "ours, rows on the workers": lambda: run_ours("ours, rows on the workers", held),
-            "ours, out of core": lambda: run_ours("ours, out of core", source.floats()),
+            "ours, out of core": lambda: run_ours("ours, out of core", source.stored()),
             "faiss.Kmeans": run_faiss,
         }
         lloyd(held, seeds, **{**options, "max_iter": 1})

@@ -1,30 +1,33 @@
-"""k-means centres of a corpus: our seeds, Dask-ML's Lloyd rounds, our own count and repair.
+"""k-means centres of a corpus: our seeds, Dask-ML's KMeans with a round of our own, our own count and repair.
 
 This is the only user of Dask-ML, and keeps its traps away from the rest: its own seeding is slow and poor, an
 empty cluster becomes the zero vector without a word, integer input gives integer centres, ``tol`` is absolute
-and ``inertia_`` is not squared. So: float32 rows, seeds of scikit-learn, every figure from a pass of ours.
+and ``inertia_`` is not squared. So: seeds of scikit-learn, one pass of ours per round, every figure from such a pass.
 """
 
 from __future__ import annotations
 
 import contextlib
+import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from och_dist.graph import reduce_tasks
+from och_dist.graph import FAN_IN, reduce_tasks
 from och_dist.hashers.base import one_thread
 from och_dist.kernels.clusters import ClusterStats, block_clusters
+from och_dist.kernels.lloyd import ClusterSums, Round, begin_round, block_labels, block_sums, next_centres
 from och_dist.outcome import watched
 from och_dist.stages.common import Context, logger
 from och_dist.store.corpus import Corpus, CorpusRef
 
 if TYPE_CHECKING:
     import dask.array as da
+    from dask.delayed import Delayed
 
 SEEDS_PER_CENTRE = 10
 BLOCK_ROWS = 8192
@@ -80,14 +83,11 @@ def seed_centres(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
 
 
 def lloyd(rows: da.Array, seeds: np.ndarray, *, max_iter: int, seed: int, variance: float) -> np.ndarray:
-    """Dask-ML's Lloyd rounds from given seeds; (L, d) float32, possibly with empty clusters at the origin."""
-    from dask_ml.cluster import KMeans
-
+    """Lloyd's rounds from given seeds; (L, d) float32, an empty cluster where it was."""
     if len(seeds) < 2 or max_iter < 1:
         return seeds
-    with one_thread(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = KMeans(
+    with one_thread():
+        model = lloyd_kmeans()(
             n_clusters=len(seeds),
             init=seeds,
             max_iter=max_iter,
@@ -95,6 +95,59 @@ def lloyd(rows: da.Array, seeds: np.ndarray, *, max_iter: int, seed: int, varian
             tol=1e-4 * variance,
         ).fit(rows)
     return np.ascontiguousarray(model.cluster_centers_, dtype=np.float32)
+
+
+@lru_cache
+def lloyd_kmeans() -> type:
+    """Dask-ML's KMeans whose ``fit`` is our round; a function, because importing Dask-ML takes two seconds."""
+    from dask_ml.cluster import KMeans
+
+    class LloydKMeans(KMeans):
+        """From given seeds, ``init`` (L, d). Takes rows of any real dtype, in chunks of whole rows, finite ones.
+
+        One task per chunk and round: nearest centres and the sums of each cluster, merged in a tree that the chunks
+        alone decide. ``inertia_`` is the sum of squared distances to the centres that the last round began with.
+        """
+
+        def fit(self, X: da.Array, y: Any = None) -> Any:
+            centres, blocks = np.asarray(self.init, np.float32), list(X.to_delayed().ravel())
+            self.n_iter_, shift = 0, np.inf
+            while self.n_iter_ < self.max_iter and shift > self.tol:
+                total = sum_clusters(blocks, begin_round(centres))
+                moved = next_centres(total, centres)
+                shift = float(((moved.astype(np.float64) - centres) ** 2).sum())
+                centres, self.n_iter_ = moved, self.n_iter_ + 1
+            self.cluster_centers_, self.inertia_, self.n_features_in_ = centres, total.inertia, X.shape[1]
+            self.labels_ = X.map_blocks(block_labels, begin_round(centres), dtype=np.int32, drop_axis=1)
+            return self
+
+    return LloydKMeans
+
+
+def sum_clusters(blocks: Sequence[Delayed], shared: Round) -> ClusterSums:
+    """One round over all blocks of rows."""
+    import dask
+
+    token = uuid.uuid4().hex[:8]
+    data = dask.delayed(shared, name=f"centres-{token}", traverse=False)
+    add = dask.delayed(block_sums, pure=False, traverse=False)
+    parts = [add(block, data, dask_key_name=f"sum_clusters-{token}-{i}") for i, block in enumerate(blocks)]
+    total: ClusterSums = merge_tree(parts, merge_sums).compute()
+    return total
+
+
+def merge_sums(parts: Sequence[ClusterSums]) -> ClusterSums:
+    return reduce(ClusterSums.merge, parts)
+
+
+def merge_tree(level: list[Delayed], merge: Callable[[Sequence[Any]], Any]) -> Delayed:
+    """One value from all of ``level``, FAN_IN at a time, so that no task waits for all of them."""
+    import dask
+
+    combine = dask.delayed(merge, traverse=True)
+    while len(level) > 1:
+        level = [combine(level[i : i + FAN_IN]) for i in range(0, len(level), FAN_IN)]
+    return level[0]
 
 
 @dataclass(frozen=True)

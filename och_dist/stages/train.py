@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 KMEANS_ROWS_PER_CENTRE = 256
 TRAIN_ROWS = 10_000
 KMEANS_ROUNDS = 10
-FLOAT_BYTES = 256 << 20
+PART_BYTES = 256 << 20
 VERSIONED = ("och-dist", "numpy", "scipy", "scikit-learn", "dask", "dask-ml", "zarr", "numba")
 
 
@@ -135,8 +135,8 @@ class Source(Protocol):
     def cluster(self, centres: np.ndarray, seed: int) -> ClusterStats:
         """Statistics of all rows about ``centres`` (L, dim)."""
 
-    def floats(self) -> da.Array:
-        """All rows as a Dask array (rows, dim) float32 that is read anew in each round."""
+    def stored(self) -> da.Array:
+        """All rows as a Dask array (rows, dim) in their own dtype that is read anew in each round."""
 
     def dask(self) -> AbstractContextManager[None]:
         """Where Dask collections of these rows are computed."""
@@ -166,15 +166,15 @@ class CorpusSource:
     def cluster(self, centres: np.ndarray, seed: int) -> ClusterStats:
         return count_members(self.corpus, centres, seed, self.context)
 
-    def floats(self) -> da.Array:
+    def stored(self) -> da.Array:
         import dask
         import dask.array as da
 
         # A part is held whole, unlike the partitions of other passes: its size may not grow with the corpus.
-        maximum = max(MAX_PARTITIONS, 4 * self.rows * self.dim // FLOAT_BYTES)
-        read = dask.delayed(read_float_rows, pure=True)
+        maximum = max(MAX_PARTITIONS, self.corpus.nbytes // PART_BYTES)
+        read = dask.delayed(read_stored_rows, pure=True)
         parts = [
-            da.from_delayed(read(self.corpus.ref, start, stop), (stop - start, self.dim), np.float32)
+            da.from_delayed(read(self.corpus.ref, start, stop), (stop - start, self.dim), self.corpus.dtype)
             for start, stop in self.corpus.partitions(maximum)
         ]
         return da.concatenate(parts)
@@ -183,10 +183,10 @@ class CorpusSource:
         return dask_on(self.context)
 
 
-def read_float_rows(ref: CorpusRef, start: int, stop: int) -> np.ndarray:
-    """Rows [start, stop) as (rows, dim) float32."""
+def read_stored_rows(ref: CorpusRef, start: int, stop: int) -> np.ndarray:
+    """Rows [start, stop) as (rows, dim) in the dtype of the corpus."""
     corpus = ref.open()
-    rows = np.empty((stop - start, corpus.dim), np.float32)
+    rows = np.empty((stop - start, corpus.dim), corpus.dtype)
     for first, block in corpus.blocks(start, stop):
         rows[first - start : first - start + len(block)] = block
     return rows
@@ -217,7 +217,7 @@ def training_data(
         if not centres:
             return TrainingData(source.rows, mean, covariance, pool)
         seeds = _seeds(pool, centres, seed)
-        rows = source.floats() if kmeans_rows == 0 else array
+        rows = source.stored() if kmeans_rows == 0 else array
         variance = float(np.trace(covariance)) / source.dim
         moved = lloyd(rows, seeds, max_iter=kmeans_rounds, seed=seed, variance=variance)
     del array, rows
