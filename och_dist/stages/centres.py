@@ -110,10 +110,10 @@ def lloyd_kmeans() -> type:
         """
 
         def fit(self, X: da.Array, y: Any = None) -> Any:
-            centres, blocks = np.asarray(self.init, np.float32), list(X.to_delayed().ravel())
+            centres = np.asarray(self.init, np.float32)
             self.n_iter_, shift = 0, np.inf
             while self.n_iter_ < self.max_iter and shift > self.tol:
-                total = sum_clusters(blocks, begin_round(centres))
+                total = sum_clusters(X, begin_round(centres))
                 moved = next_centres(total, centres)
                 shift = float(((moved.astype(np.float64) - centres) ** 2).sum())
                 centres, self.n_iter_ = moved, self.n_iter_ + 1
@@ -124,15 +124,14 @@ def lloyd_kmeans() -> type:
     return LloydKMeans
 
 
-def sum_clusters(blocks: Sequence[Delayed], shared: Round) -> ClusterSums:
-    """One round over all blocks of rows."""
+def sum_clusters(rows: da.Array, shared: Round) -> ClusterSums:
+    """One round over all chunks of rows; where these are read for it, reading and summing are one task."""
     import dask
 
-    token = uuid.uuid4().hex[:8]
-    data = dask.delayed(shared, name=f"centres-{token}", traverse=False)
-    add = dask.delayed(block_sums, pure=False, traverse=False)
-    parts = [add(block, data, dask_key_name=f"sum_clusters-{token}-{i}") for i, block in enumerate(blocks)]
-    total: ClusterSums = merge_tree(parts, merge_sums).compute()
+    data = dask.delayed(shared, name=f"centres-{uuid.uuid4().hex[:8]}", traverse=False)
+    meta = np.empty((0, 0), np.float32)  # the chunks are no arrays, which only their consumer must know
+    sums = rows.map_blocks(block_sums, data, token=f"sum_clusters-{uuid.uuid4().hex[:8]}", meta=meta)
+    total: ClusterSums = merge_tree(list(sums.to_delayed().ravel()), merge_sums).compute()
     return total
 
 

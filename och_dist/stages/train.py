@@ -167,27 +167,31 @@ class CorpusSource:
         return count_members(self.corpus, centres, seed, self.context)
 
     def stored(self) -> da.Array:
-        import dask
         import dask.array as da
 
         # A part is held whole, unlike the partitions of other passes: its size may not grow with the corpus.
         maximum = max(MAX_PARTITIONS, self.corpus.nbytes // PART_BYTES)
-        read = dask.delayed(read_stored_rows, pure=True)
-        parts = [
-            da.from_delayed(read(self.corpus.ref, start, stop), (stop - start, self.dim), self.corpus.dtype)
-            for start, stop in self.corpus.partitions(maximum)
-        ]
-        return da.concatenate(parts)
+        sizes = tuple(stop - start for start, stop in self.corpus.partitions(maximum))
+        # Blocks by number: Dask makes one task of reading a part and of what is done with it.
+        return da.map_blocks(
+            read_part,
+            corpus=self.corpus.ref,
+            maximum=maximum,
+            chunks=(sizes, (self.dim,)),
+            dtype=self.corpus.dtype,
+            meta=np.empty((0, 0), self.corpus.dtype),
+        )
 
     def dask(self) -> AbstractContextManager[None]:
         return dask_on(self.context)
 
 
-def read_stored_rows(ref: CorpusRef, start: int, stop: int) -> np.ndarray:
-    """Rows [start, stop) as (rows, dim) in the dtype of the corpus."""
-    corpus = ref.open()
-    rows = np.empty((stop - start, corpus.dim), corpus.dtype)
-    for first, block in corpus.blocks(start, stop):
+def read_part(corpus: CorpusRef, maximum: int, block_id: tuple[int, ...]) -> np.ndarray:
+    """One of at most ``maximum`` parts of a corpus, by its number, as (rows, dim) in the dtype of the corpus."""
+    opened = corpus.open()
+    start, stop = opened.partitions(maximum)[block_id[0]]
+    rows = np.empty((stop - start, opened.dim), opened.dtype)
+    for first, block in opened.blocks(start, stop):
         rows[first - start : first - start + len(block)] = block
     return rows
 

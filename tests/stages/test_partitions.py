@@ -71,10 +71,10 @@ def test_k_means_over_all_rows_reads_bounded_parts(wide: Corpus, monkeypatch: py
 
 def test_whole_rows_keep_their_type(tmp_path: Path) -> None:
     values = np.arange(60, dtype=np.uint8).reshape(20, 3)
-    ref = open_corpus(corpus_of(tmp_path, values, chunk_rows=8)).ref
-    found = train.read_stored_rows(ref, 5, 19)
-    assert found.dtype == np.uint8
-    assert np.array_equal(found, values[5:19])
+    rows = train.CorpusSource(open_corpus(corpus_of(tmp_path, values, chunk_rows=8)), Context()).stored()
+    found = rows.compute(scheduler="synchronous")
+    assert rows.dtype == found.dtype == np.uint8
+    assert np.array_equal(found, values)
 
 
 def narrow_client(limit: int) -> Any:
