@@ -207,9 +207,11 @@ class ArraySource:
         import dask
         from dask.tokenize import tokenize
 
+        from och_dist.kernels.lloyd import begin_round
         from och_dist.stages.centres import cluster_block, merge_clusters, merge_tree
 
-        shared = dask.delayed(centres, name=f"centres-{tokenize(centres)}", traverse=False)
+        prepared = (centres, begin_round(centres))
+        shared = dask.delayed(prepared, name=f"centres-{tokenize(centres)}", traverse=False)
         count = dask.delayed(cluster_block, traverse=False)
         parts = [count(block, shared, first, seed) for first, block, _ in self._blocks()]
         return merge_tree(parts, merge_clusters).compute()

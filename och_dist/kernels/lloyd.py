@@ -118,45 +118,74 @@ def block_sums(block: np.ndarray, shared: Round) -> ClusterSums:
     """Sums of the rows of ``block`` (n, d) by their nearest centres, with memory for 1,024 rows beside the sums."""
     n_centres, d = shared.centres.shape
     counts, sums, inertia = np.zeros(n_centres, np.int64), np.zeros((n_centres, d)), 0.0
-    for rows, labels, distances in _labelled(block, shared):
+    for part in bounded(block, shared):
+        labels, distances = _nearest(part, shared)
         order = np.argsort(labels.astype(np.uint16) if n_centres < 1 << 16 else labels, kind="stable")
-        _add_rows(rows, labels, order, counts, sums)
+        _add_rows(part.rows, labels, order, counts, sums)
         inertia += float(distances.sum())
     return ClusterSums(counts, sums, inertia)
 
 
 def block_labels(block: np.ndarray, shared: Round) -> np.ndarray:
     """(n,) int32, the nearest centre of each row of ``block`` (n, d)."""
-    parts = [labels for _, labels, _ in _labelled(block, shared)]
+    parts = [_nearest(part, shared)[0] for part in bounded(block, shared)]
     return np.concatenate(parts) if parts else np.empty(0, np.int32)
 
 
-def _labelled(block: np.ndarray, shared: Round) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """(rows (m, d) of floats, labels (m,) int32, squared distances (m,)) of a few rows at a time."""
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """Some rows (m, d) as floats from ``start`` on, and in units of the round: ``centred`` (m, d) float32, ``squared``
+    (m,) float64 lengths, ``bounds`` (m, L) float32, each at most its score + ``slack`` (m,) float64. The arrays are
+    used again for the rows that follow.
+    """
+
+    start: int
+    rows: np.ndarray
+    centred: np.ndarray
+    squared: np.ndarray
+    bounds: np.ndarray
+    slack: np.ndarray
+
+
+def bounded(block: np.ndarray, shared: Round) -> Iterator[Bounded]:
+    """The rows of ``block`` (n, d), a few at a time, with a lower bound of the score of every centre."""
     n_centres, d = shared.centres.shape
     check_rows(block, d)
     size = max(1, min(ROWS_PER_BLOCK, block.shape[0]))
     centred, squared = np.empty((size, d), np.float32), np.empty(size)
-    bounds, found = np.empty((size, n_centres), np.float32), np.empty(size)
-    features = np.empty((size, shared.axes.shape[1]), np.float32)
-    reach = float(np.sqrt(shared.squared.max()))
-    noise = 4.0 * (d + shared.axes.shape[1]) * ROUNDOFF
-    minus_twice = np.ascontiguousarray(-2.0 * shared.centres.T) if not features.size else shared.bounds
+    bounds, features = np.empty((size, n_centres), np.float32), np.empty((size, shared.axes.shape[1]), np.float32)
+    reach, noise = float(np.sqrt(shared.squared.max())), rounding(d, shared.axes.shape[1])
+    factors = shared.bounds if features.size else np.ascontiguousarray(-2.0 * shared.centres.T)
     for start in range(0, block.shape[0], size):
         rows = as_float_rows(block[start : start + size])
         m = len(rows)
-        _centre(rows, shared.origin, shared.scale, centred[:m], squared[:m])
-        if features.size:
-            np.matmul(centred[:m], shared.axes, out=features[:m])
-            _finish_features(features[:m], squared[:m], noise)
-            np.matmul(features[:m], minus_twice, out=bounds[:m])
-        else:
-            np.matmul(centred[:m], minus_twice, out=bounds[:m])
-            bounds[:m] += shared.squared
-        labels = bounds[:m].argmin(axis=1).astype(np.int32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            _centre(rows, shared.origin, shared.scale, centred[:m], squared[:m])
+            if features.size:
+                np.matmul(centred[:m], shared.axes, out=features[:m])
+                _finish_features(features[:m], squared[:m], noise)
+                np.matmul(features[:m], factors, out=bounds[:m])
+            else:
+                np.matmul(centred[:m], factors, out=bounds[:m])
+                bounds[:m] += shared.squared
         slack = noise * reach * (np.sqrt(squared[:m]) + reach)
-        _settle(bounds[:m], centred[:m], shared.centres, shared.squared, slack, labels, found[:m])
-        yield rows, labels, np.maximum(squared[:m] + found[:m], 0.0) / shared.scale**2
+        yield Bounded(start, rows, centred[:m], squared[:m], bounds[:m], slack)
+
+
+def rounding(d: int, p: int = 0) -> float:
+    """Error of a score, or of a bound on ``p`` axes, relative to |c| (|x| + |c|), twofold safe.
+
+    A sum of n products in float32 is wrong by less than n roundoffs (to first order); each of the p coordinates of a
+    row has such an error of its own.
+    """
+    return 4.0 * (np.sqrt(p) + 1.0) * (d + p + 8) * ROUNDOFF
+
+
+def _nearest(part: Bounded, shared: Round) -> tuple[np.ndarray, np.ndarray]:
+    """Labels (m,) int32 and squared distances (m,) float64."""
+    labels, scores = part.bounds.argmin(axis=1).astype(np.int32), np.empty(len(part.rows))
+    _settle(part.bounds, part.centred, shared.centres, shared.squared, part.slack, labels, scores)
+    return labels, np.maximum(part.squared + scores, 0.0) / shared.scale**2
 
 
 @njit(nogil=True, fastmath=FAST)
@@ -183,7 +212,7 @@ def _finish_features(features, squared, noise):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True, fastmath=FAST)
-def _score(centred, i, centres, squared, j):  # type: ignore[no-untyped-def]
+def score_of(centred, i, centres, squared, j):  # type: ignore[no-untyped-def]
     product = np.float32(0.0)
     for k in range(centred.shape[1]):
         product += centred[i, k] * centres[j, k]
@@ -196,7 +225,7 @@ def _settle(bounds, centred, centres, squared, slack, labels, scores):  # type: 
     n_centres = bounds.shape[1]
     for i in range(bounds.shape[0]):
         guess = labels[i]
-        best, score = guess, _score(centred, i, centres, squared, guess)
+        best, score = guess, score_of(centred, i, centres, squared, guess)
         for first in range(0, n_centres, WIDTH):
             last = min(first + WIDTH, n_centres)
             bar = np.float32(score + slack[i])
@@ -208,7 +237,7 @@ def _settle(bounds, centred, centres, squared, slack, labels, scores):  # type: 
             for j in range(first, last):
                 if j == guess or bounds[i, j] > score + slack[i]:
                     continue
-                other = _score(centred, i, centres, squared, j)
+                other = score_of(centred, i, centres, squared, j)
                 if other < score or (other == score and j < best):
                     best, score = j, other
         labels[i] = best

@@ -157,15 +157,18 @@ class ClusterPartition:
     seed: int
 
 
-def cluster_partition(task: ClusterPartition, centres: np.ndarray) -> ClusterStats:
+def cluster_partition(task: ClusterPartition, centres: tuple[np.ndarray, Round]) -> ClusterStats:
     """Counts, squared inertia, members and worst-fitted rows of one partition."""
     blocks = task.corpus.open().blocks(task.start, task.stop)
     return merge_clusters(cluster_block(block, centres, first, task.seed) for first, block in blocks)
 
 
-def cluster_block(block: np.ndarray, centres: np.ndarray, first_row: int, seed: int) -> ClusterStats:
-    """Statistics of ``block`` (n, d), counted from ``first_row``, about ``centres`` (L, d)."""
-    return block_clusters(block, centres, first_row=first_row, seed=seed, n_members=MEMBERS, n_far=FAR_ROWS)
+def cluster_block(block: np.ndarray, centres: tuple[np.ndarray, Round], first_row: int, seed: int) -> ClusterStats:
+    """Statistics of ``block`` (n, d), counted from ``first_row``, about centres (L, d), which come prepared."""
+    vectors, shared = centres
+    return block_clusters(
+        block, vectors, first_row=first_row, seed=seed, n_members=MEMBERS, n_far=FAR_ROWS, shared=shared
+    )
 
 
 def merge_clusters(parts: Iterable[ClusterStats]) -> ClusterStats:
@@ -181,7 +184,7 @@ def count_members(corpus: Corpus, centres: np.ndarray, seed: int, context: Conte
         merge_clusters,
         client=context.client,
         name="cluster_partition",
-        shared=centres,
+        shared=(centres, begin_round(centres)),
         advance=context.progress("clusters", corpus.rows),
         weight=lambda task: task.stop - task.start,
     )

@@ -13,6 +13,7 @@ import pytest
 from stage_data import clustered, corpus_of
 
 from och_dist.errors import UsageError
+from och_dist.kernels.lloyd import begin_round
 from och_dist.stages import train
 from och_dist.stages.centres import ClusterPartition, cluster_partition
 from och_dist.stages.common import Context
@@ -36,7 +37,8 @@ def scan(corpus: Corpus, stop: int) -> Any:
 
 
 def cluster(corpus: Corpus, stop: int) -> Any:
-    return cluster_partition(ClusterPartition(corpus.ref, 0, stop, 0), clustered(100, dim=WIDE, seed=1))
+    centres = clustered(100, dim=WIDE, seed=1)
+    return cluster_partition(ClusterPartition(corpus.ref, 0, stop, 0), (centres, begin_round(centres)))
 
 
 def nearest(corpus: Corpus, stop: int) -> Any:
