@@ -11,7 +11,7 @@ when the first Dask array arrives.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -184,7 +184,7 @@ class ArraySource:
         """
         import dask
 
-        from och_dist.stages.centres import sample_array
+        from och_dist.stages.centres import merge_tree, sample_array
         from och_dist.stages.statistics import merge_statistics, pilot_of, scan_block
 
         blocks = self._blocks()
@@ -197,7 +197,7 @@ class ArraySource:
             if len(chosen):
                 kept.append(rows)
                 sizes.append(len(chosen))
-        root, *kept = dask.persist(_tree(parts, merge_statistics), *kept)
+        root, *kept = dask.persist(merge_tree(parts, merge_statistics), *kept)
         statistics = root.compute()
         statistics.check_finite("X", "leave them out or replace their values")
         return statistics.moments, sample_array(kept, sizes, self.dim)
@@ -207,16 +207,18 @@ class ArraySource:
         import dask
         from dask.tokenize import tokenize
 
-        from och_dist.stages.centres import cluster_block, merge_clusters
+        from och_dist.kernels.lloyd import begin_round
+        from och_dist.stages.centres import cluster_block, merge_clusters, merge_tree
 
-        shared = dask.delayed(centres, name=f"centres-{tokenize(centres)}", traverse=False)
+        prepared = (centres, begin_round(centres))
+        shared = dask.delayed(prepared, name=f"centres-{tokenize(centres)}", traverse=False)
         count = dask.delayed(cluster_block, traverse=False)
         parts = [count(block, shared, first, seed) for first, block, _ in self._blocks()]
-        return _tree(parts, merge_clusters).compute()
+        return merge_tree(parts, merge_clusters).compute()
 
-    def floats(self) -> da.Array:
-        """All rows as float32."""
-        return self.array.astype(np.float32)
+    def stored(self) -> da.Array:
+        """All rows in their own dtype."""
+        return self.array
 
     def dask(self) -> AbstractContextManager[None]:
         """The scheduler in force: that of the client in scope, or the configured one."""
@@ -227,18 +229,6 @@ class ArraySource:
         blocks, sizes = self.array.to_delayed().ravel(), self.array.chunks[0]
         numbered = zip(_first_rows(sizes), blocks, sizes, strict=True)
         return [(int(first), block, int(size)) for first, block, size in numbered if size]
-
-
-def _tree(level: list[Delayed], merge: Callable[[Sequence[Any]], Any]) -> Delayed:
-    """One value from all of ``level``, FAN_IN at a time, so that no task waits for all of them."""
-    import dask
-
-    from och_dist.graph import FAN_IN
-
-    combine = dask.delayed(merge)
-    while len(level) > 1:
-        level = [combine(level[i : i + FAN_IN]) for i in range(0, len(level), FAN_IN)]
-    return level[0]
 
 
 def _first_rows(sizes: Sequence[int]) -> np.ndarray:

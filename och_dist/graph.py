@@ -11,6 +11,7 @@ import queue
 import uuid
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from och_dist.errors import ClusterError
@@ -27,6 +28,7 @@ Advance = Callable[[int], None]
 
 FAN_IN = 8
 WINDOW = 4096
+BATCH = 256
 STOP = -1
 SIDES = ((0, "sum"), (1, "keep"))
 
@@ -110,23 +112,22 @@ def _map_there(
 
     watch = Watch(client)
     try:
-        submit([number for _, number in zip(range(WINDOW), upcoming, strict=False)])
+        submit(list(islice(upcoming, WINDOW)))
         while waiting:
-            number = _next(finished, watch)
-            if number == STOP:
+            ended = _ended(finished, watch)
+            if STOP in ended:
                 upcoming = iter(())
                 _drop_unbegun(waiting, client)
                 listener.announce(len(waiting))
-            if number not in waiting:
-                continue
-            outcome = settle(waiting[number], watch)
-            del waiting[number]
-            if isinstance(outcome, Failure) and isinstance(outcome.error, ClusterError):
-                raise outcome.error
-            failed = failed or isinstance(outcome, Failure)
-            yield number, outcome
-            if (following := next(upcoming, None)) is not None:
-                submit([following])
+            futures = {number: waiting[number] for number in ended if number in waiting}
+            for number, outcome in zip(futures, _settle_all(list(futures.values()), watch), strict=True):
+                del waiting[number]
+                if isinstance(outcome, Failure) and isinstance(outcome.error, ClusterError):
+                    raise outcome.error
+                failed = failed or isinstance(outcome, Failure)
+                yield number, outcome
+            if following := list(islice(upcoming, len(futures))):
+                submit(following)
     finally:
         trace.end(done=not waiting and not failed and not listener.asked)
         if waiting:
@@ -147,15 +148,24 @@ def _drop_unbegun(waiting: dict[int, Future], client: Client) -> None:
     client.cancel(list(unbegun.values()), force=True)
 
 
-def _next(finished: queue.SimpleQueue[int], watch: Watch) -> int:
-    while True:
+def _ended(finished: queue.SimpleQueue[int], watch: Watch) -> list[int]:
+    """Numbers of the tasks that have ended since the last call, at least one, at most BATCH."""
+    numbers: list[int] = []
+    while not numbers:
         try:
-            number = finished.get(timeout=POLL_SECONDS)
+            numbers.append(finished.get(timeout=POLL_SECONDS))
         except queue.Empty:
             watch.check()
-        else:
-            watch.alone_since = None
-            return number
+    watch.alone_since = None
+    while len(numbers) < BATCH and not finished.empty():
+        numbers.append(finished.get())
+    return numbers
+
+
+def _settle_all(futures: list[Future], watch: Watch) -> list[Any]:
+    """What became of some futures: fetched together, in half the time, unless one of them failed."""
+    together = settle(futures, watch) if len(futures) > 1 else None
+    return together if isinstance(together, list) else [settle(future, watch) for future in futures]
 
 
 def reduce_tasks(

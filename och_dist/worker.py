@@ -71,11 +71,13 @@ def warm_kernels() -> None:
         lay_out,
         merge_top_k,
     )
+    from och_dist.kernels.lloyd import begin_round, block_sums
     from och_dist.kernels.packing import code_words, count_ones
     from och_dist.kernels.project import encode_linear
 
     rows = np.eye(4, dtype=np.float32)
     block_clusters(rows, rows[:2], first_row=0, seed=0)
+    block_sums(rows, begin_round(rows[:2]))
     codes = encode_linear(rows, np.zeros(4, np.float32), np.ones((4, 8), np.float32), np.zeros(8, np.float32))
     count_ones(codes, 8)
     merge_candidates([euclidean_top_k(rows, rows, 2)], 2)

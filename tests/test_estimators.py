@@ -22,6 +22,7 @@ from och_dist import OCH
 from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.estimators import ArraySource, DaskAware
 from och_dist.hashers import och
+from och_dist.kernels.lloyd import begin_round
 from och_dist.stages.centres import cluster_block
 from och_dist.stages.ingest import ingest
 from och_dist.stages.train import train, training_data
@@ -210,7 +211,7 @@ def test_training_data_of_dask_are_those_of_the_whole_array():
 def test_one_pass_over_the_chunks_is_a_pass_over_the_array():
     x = clustered(700)
     source = ArraySource(da.from_array(x, chunks=((0, 33, 500, 0, 167), DIM)))
-    found, whole = source.cluster(x[:5], 3), cluster_block(x, x[:5], 0, 3)
+    found, whole = source.cluster(x[:5], 3), cluster_block(x, (x[:5], begin_round(x[:5])), 0, 3)
     for name in ("counts", "member_rows", "members", "far_rows", "far_vectors"):
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
     np.testing.assert_allclose(found.inertia, whole.inertia)

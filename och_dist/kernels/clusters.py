@@ -9,14 +9,19 @@ import numpy as np
 from numba import njit
 
 from och_dist.errors import BadInputError, ConflictError, UsageError
-from och_dist.kernels.euclidean import euclidean_top_k
+from och_dist.kernels.euclidean import squared_distance
+from och_dist.kernels.lloyd import Round, begin_round, bounded, rounding, score_of
 from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
+from och_dist.kernels.project import LANES
 
 ROWS_PER_BLOCK = 1024
 
 NONE = np.int64(-1)
 """Stands for a row number where a cluster has fewer members, or a block fewer far rows, than there is
 room for."""
+
+SQUARED_LIMIT = 1e30
+"""Rows farther than this from the centres, in units of their spread, could overflow float32: all are measured."""
 
 LAST_PRIORITY = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 
@@ -79,22 +84,32 @@ def row_priority(rows: np.ndarray, seed: int) -> np.ndarray:
     return _splitmix(np.asarray(rows).astype(np.uint64) ^ key)
 
 
-def assign(block: np.ndarray, centres: np.ndarray, *, first_row: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def assign(
+    block: np.ndarray, centres: np.ndarray, *, first_row: int = 0, shared: Round | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Nearest centre of each row: labels (n,) int32 and squared distances (n,) float64.
 
     ``block`` (n, d), ``centres`` (L, d). Distances are exact in the sense of ``euclidean`` and ties go to the
-    smaller label, so that a row has one label whatever block it comes in.
+    smaller label, so that a row has one label whatever block it comes in. ``shared`` is ``begin_round(centres)``, for
+    callers with many blocks.
     """
     check_rows(block, centres.shape[1])
     if centres.shape[0] == 0:
         raise BadInputError("there are no centres; expected at least one: train them first")
     check_finite(block, first_row=first_row)
+    shared = begin_round(centres) if shared is None else shared
+    exact = centres.astype(np.float64)
     labels = np.empty(block.shape[0], dtype=np.int32)
     distances = np.empty(block.shape[0], dtype=np.float64)
-    for start in range(0, block.shape[0], ROWS_PER_BLOCK):
-        step = slice(start, start + ROWS_PER_BLOCK)
-        nearest = euclidean_top_k(block[step], centres, 1)
-        labels[step], distances[step] = nearest.rows, nearest.distances
+    error = 2.0 * rounding(centres.shape[1]) * float(np.sqrt(shared.squared.max()))
+    for part in bounded(block, shared):
+        step = slice(part.start, part.start + len(part.rows))
+        labels[step] = part.bounds.argmin(axis=1)
+        errors = error * (np.sqrt(part.squared) + np.sqrt(shared.squared.max()))
+        _exact_nearest(
+            *(part.bounds, part.slack, part.centred, part.squared, shared.centres, shared.squared),
+            *(errors, part.rows, exact, labels[step], distances[step]),
+        )
     return labels, distances
 
 
@@ -106,11 +121,12 @@ def block_clusters(
     seed: int,
     n_members: int = 2,
     n_far: int = 8,
+    shared: Round | None = None,
 ) -> ClusterStats:
     """Statistics of the rows of ``block`` (n, d), counted from ``first_row``, about ``centres`` (L, d)."""
     if n_members < 0 or n_far < 0:
         raise UsageError(f"n_members={n_members}, n_far={n_far}; expected numbers of at least 0")
-    labels, distances = assign(block, centres, first_row=first_row)
+    labels, distances = assign(block, centres, first_row=first_row, shared=shared)
     n_labels, d = centres.shape
     counts, sums = np.zeros(n_labels, dtype=np.int64), np.zeros((n_labels, d))
     for start in range(0, block.shape[0], ROWS_PER_BLOCK):
@@ -169,3 +185,36 @@ def _add_rows(rows, labels, counts, sums):  # type: ignore[no-untyped-def]
         counts[label] += 1
         for j in range(rows.shape[1]):
             sums[label, j] += np.float64(rows[i, j])
+
+
+@njit(nogil=True)
+def _exact_nearest(  # type: ignore[no-untyped-def]
+    bounds, slack, centred, squared, near, near_squared, errors, rows, centres, labels, distances
+):
+    """Replace the first guess in ``labels`` by the nearest of ``centres`` (L, d) float64, the smaller of equals.
+
+    Bounds rule most centres out, scores in float32 most of the others; what is left is measured exactly.
+    """
+    n_centres = bounds.shape[1]
+    partial = np.empty(LANES, dtype=np.float64)
+    scores = np.empty(n_centres, dtype=np.float64)
+    left = np.empty(n_centres, dtype=np.int64)
+    for i in range(bounds.shape[0]):
+        whole = not squared[i] <= SQUARED_LIMIT
+        best = np.inf if whole else score_of(centred, i, near, near_squared, labels[i])
+        count = 0
+        for j in range(n_centres):
+            if not whole and bounds[i, j] > best + slack[i]:
+                continue
+            value = 0.0 if whole else score_of(centred, i, near, near_squared, j)
+            best = min(best, value)
+            left[count], scores[count] = j, value
+            count += 1
+        nearest = np.inf
+        for c in range(count):
+            if not whole and scores[c] > best + errors[i]:
+                continue
+            distance = squared_distance(centres, left[c], rows, i, partial)
+            if distance < nearest:
+                labels[i], nearest = left[c], distance
+        distances[i] = nearest

@@ -1,30 +1,34 @@
-"""k-means centres of a corpus: our seeds, Dask-ML's Lloyd rounds, our own count and repair.
+"""k-means centres of a corpus: our seeds, Dask-ML's KMeans with a round of our own, our own count and repair.
 
 This is the only user of Dask-ML, and keeps its traps away from the rest: its own seeding is slow and poor, an
 empty cluster becomes the zero vector without a word, integer input gives integer centres, ``tol`` is absolute
-and ``inertia_`` is not squared. So: float32 rows, seeds of scikit-learn, every figure from a pass of ours.
+and ``inertia_`` is not squared. So: seeds of scikit-learn, one pass of ours per round, every figure from such a pass.
 """
 
 from __future__ import annotations
 
 import contextlib
+import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from och_dist.graph import reduce_tasks
+from och_dist import events
+from och_dist.graph import FAN_IN, reduce_tasks
 from och_dist.hashers.base import one_thread
 from och_dist.kernels.clusters import ClusterStats, block_clusters
+from och_dist.kernels.lloyd import ClusterSums, Round, begin_round, block_labels, block_sums, next_centres
 from och_dist.outcome import watched
 from och_dist.stages.common import Context, logger
 from och_dist.store.corpus import Corpus, CorpusRef
 
 if TYPE_CHECKING:
     import dask.array as da
+    from dask.delayed import Delayed
 
 SEEDS_PER_CENTRE = 10
 BLOCK_ROWS = 8192
@@ -79,26 +83,12 @@ def seed_centres(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
     return np.ascontiguousarray(seeds[np.sort(first)], dtype=np.float32)
 
 
-def lloyd(
-    rows: da.Array,
-    seeds: np.ndarray,
-    *,
-    max_iter: int,
-    seed: int,
-    variance: float,
-    told: Callable[[int, np.ndarray], None] | None = None,
-) -> np.ndarray:
-    """Dask-ML's Lloyd rounds from given seeds; (L, d) float32, possibly with empty clusters at the origin.
-
-    ``told(round, centres)`` hears of the seeds as round 0, then of the centres after each round.
-    """
-    from dask_ml.cluster import KMeans
-
+def lloyd(rows: da.Array, seeds: np.ndarray, *, max_iter: int, seed: int, variance: float) -> np.ndarray:
+    """Lloyd's rounds from given seeds; (L, d) float32, an empty cluster where it was."""
     if len(seeds) < 2 or max_iter < 1:
         return seeds
-    with one_thread(), warnings.catch_warnings(), _rounds(seeds, told):
-        warnings.simplefilter("ignore")
-        model = KMeans(
+    with one_thread():
+        model = lloyd_kmeans()(
             n_clusters=len(seeds),
             init=seeds,
             max_iter=max_iter,
@@ -108,30 +98,57 @@ def lloyd(
     return np.ascontiguousarray(model.cluster_centers_, dtype=np.float32)
 
 
-@contextlib.contextmanager
-def _rounds(seeds: np.ndarray, told: Callable[[int, np.ndarray], None] | None) -> Iterator[None]:
-    """Follow the centres. Dask-ML tells nobody, but measures once a round how far they moved."""
-    import dask_ml.cluster.k_means as module
+@lru_cache
+def lloyd_kmeans() -> type:
+    """Dask-ML's KMeans whose ``fit`` is our round; a function, because importing Dask-ML takes two seconds."""
+    from dask_ml.cluster import KMeans
 
-    measure = getattr(module, "squared_norm", None)
-    if told is None or measure is None:
-        yield
-        return
-    centres, number = seeds.astype(np.float64), 0
-    told(0, centres)
+    class LloydKMeans(KMeans):
+        """From given seeds, ``init`` (L, d). Takes rows of any real dtype, in chunks of whole rows, finite ones.
 
-    def moved(change: np.ndarray) -> Any:
-        nonlocal centres, number
-        with contextlib.suppress(Exception):
-            centres, number = centres - change, number + 1
-            told(number, centres)
-        return measure(change)
+        One task per chunk and round: nearest centres and the sums of each cluster, merged in a tree that the chunks
+        alone decide. ``inertia_`` is the sum of squared distances to the centres that the last round began with.
+        """
 
-    module.squared_norm = moved
-    try:
-        yield
-    finally:
-        module.squared_norm = measure
+        def fit(self, X: da.Array, y: Any = None) -> Any:
+            centres = np.asarray(self.init, np.float32)
+            self.n_iter_, shift = 0, np.inf
+            while self.n_iter_ < self.max_iter and shift > self.tol:
+                total = sum_clusters(X, begin_round(centres))
+                events.say("inertia", round=self.n_iter_, rounds=self.max_iter, value=total.inertia / len(X))
+                moved = next_centres(total, centres)
+                shift = float(((moved.astype(np.float64) - centres) ** 2).sum())
+                centres, self.n_iter_ = moved, self.n_iter_ + 1
+            self.cluster_centers_, self.inertia_, self.n_features_in_ = centres, total.inertia, X.shape[1]
+            self.labels_ = X.map_blocks(block_labels, begin_round(centres), dtype=np.int32, drop_axis=1)
+            return self
+
+    return LloydKMeans
+
+
+def sum_clusters(rows: da.Array, shared: Round) -> ClusterSums:
+    """One round over all chunks of rows; where these are read for it, reading and summing are one task."""
+    import dask
+
+    data = dask.delayed(shared, name=f"centres-{uuid.uuid4().hex[:8]}", traverse=False)
+    meta = np.empty((0, 0), np.float32)  # the chunks are no arrays, which only their consumer must know
+    sums = rows.map_blocks(block_sums, data, token=f"sum_clusters-{uuid.uuid4().hex[:8]}", meta=meta)
+    total: ClusterSums = merge_tree(list(sums.to_delayed().ravel()), merge_sums).compute()
+    return total
+
+
+def merge_sums(parts: Sequence[ClusterSums]) -> ClusterSums:
+    return reduce(ClusterSums.merge, parts)
+
+
+def merge_tree(level: list[Delayed], merge: Callable[[Sequence[Any]], Any]) -> Delayed:
+    """One value from all of ``level``, FAN_IN at a time, so that no task waits for all of them."""
+    import dask
+
+    combine = dask.delayed(merge, traverse=True)
+    while len(level) > 1:
+        level = [combine(level[i : i + FAN_IN]) for i in range(0, len(level), FAN_IN)]
+    return level[0]
 
 
 @dataclass(frozen=True)
@@ -142,15 +159,18 @@ class ClusterPartition:
     seed: int
 
 
-def cluster_partition(task: ClusterPartition, centres: np.ndarray) -> ClusterStats:
+def cluster_partition(task: ClusterPartition, centres: tuple[np.ndarray, Round]) -> ClusterStats:
     """Counts, squared inertia, members and worst-fitted rows of one partition."""
     blocks = task.corpus.open().blocks(task.start, task.stop)
     return merge_clusters(cluster_block(block, centres, first, task.seed) for first, block in blocks)
 
 
-def cluster_block(block: np.ndarray, centres: np.ndarray, first_row: int, seed: int) -> ClusterStats:
-    """Statistics of ``block`` (n, d), counted from ``first_row``, about ``centres`` (L, d)."""
-    return block_clusters(block, centres, first_row=first_row, seed=seed, n_members=MEMBERS, n_far=FAR_ROWS)
+def cluster_block(block: np.ndarray, centres: tuple[np.ndarray, Round], first_row: int, seed: int) -> ClusterStats:
+    """Statistics of ``block`` (n, d), counted from ``first_row``, about centres (L, d), which come prepared."""
+    vectors, shared = centres
+    return block_clusters(
+        block, vectors, first_row=first_row, seed=seed, n_members=MEMBERS, n_far=FAR_ROWS, shared=shared
+    )
 
 
 def merge_clusters(parts: Iterable[ClusterStats]) -> ClusterStats:
@@ -166,7 +186,7 @@ def count_members(corpus: Corpus, centres: np.ndarray, seed: int, context: Conte
         merge_clusters,
         client=context.client,
         name="cluster_partition",
-        shared=centres,
+        shared=(centres, begin_round(centres)),
         advance=context.progress("clusters", corpus.rows),
         weight=lambda task: task.stop - task.start,
     )

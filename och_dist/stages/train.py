@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -42,9 +42,8 @@ if TYPE_CHECKING:
 KMEANS_ROWS_PER_CENTRE = 256
 TRAIN_ROWS = 10_000
 KMEANS_ROUNDS = 10
-FLOAT_BYTES = 256 << 20
 SAMPLE_ROWS = 4096
-INERTIA_ROWS = 2048
+PART_BYTES = 256 << 20
 VERSIONED = ("och-dist", "numpy", "scipy", "scikit-learn", "dask", "dask-ml", "zarr", "numba")
 
 
@@ -165,8 +164,8 @@ class Source(Protocol):
     def cluster(self, centres: np.ndarray, seed: int) -> ClusterStats:
         """Statistics of all rows about ``centres`` (L, dim)."""
 
-    def floats(self) -> da.Array:
-        """All rows as a Dask array (rows, dim) float32 that is read anew in each round."""
+    def stored(self) -> da.Array:
+        """All rows as a Dask array (rows, dim) in their own dtype that is read anew in each round."""
 
     def dask(self) -> AbstractContextManager[None]:
         """Where Dask collections of these rows are computed."""
@@ -196,28 +195,32 @@ class CorpusSource:
     def cluster(self, centres: np.ndarray, seed: int) -> ClusterStats:
         return count_members(self.corpus, centres, seed, self.context)
 
-    def floats(self) -> da.Array:
-        import dask
+    def stored(self) -> da.Array:
         import dask.array as da
 
         # A part is held whole, unlike the partitions of other passes: its size may not grow with the corpus.
-        maximum = max(MAX_PARTITIONS, 4 * self.rows * self.dim // FLOAT_BYTES)
-        read = dask.delayed(read_float_rows, pure=True)
-        parts = [
-            da.from_delayed(read(self.corpus.ref, start, stop), (stop - start, self.dim), np.float32)
-            for start, stop in self.corpus.partitions(maximum)
-        ]
-        return da.concatenate(parts)
+        maximum = max(MAX_PARTITIONS, self.corpus.nbytes // PART_BYTES)
+        sizes = tuple(stop - start for start, stop in self.corpus.partitions(maximum))
+        # Blocks by number: Dask makes one task of reading a part and of what is done with it.
+        return da.map_blocks(
+            read_part,
+            corpus=self.corpus.ref,
+            maximum=maximum,
+            chunks=(sizes, (self.dim,)),
+            dtype=self.corpus.dtype,
+            meta=np.empty((0, 0), self.corpus.dtype),
+        )
 
     def dask(self) -> AbstractContextManager[None]:
         return dask_on(self.context)
 
 
-def read_float_rows(ref: CorpusRef, start: int, stop: int) -> np.ndarray:
-    """Rows [start, stop) as (rows, dim) float32."""
-    corpus = ref.open()
-    rows = np.empty((stop - start, corpus.dim), np.float32)
-    for first, block in corpus.blocks(start, stop):
+def read_part(corpus: CorpusRef, maximum: int, block_id: tuple[int, ...]) -> np.ndarray:
+    """One of at most ``maximum`` parts of a corpus, by its number, as (rows, dim) in the dtype of the corpus."""
+    opened = corpus.open()
+    start, stop = opened.partitions(maximum)[block_id[0]]
+    rows = np.empty((stop - start, opened.dim), opened.dtype)
+    for first, block in opened.blocks(start, stop):
         rows[first - start : first - start + len(block)] = block
     return rows
 
@@ -247,10 +250,9 @@ def training_data(
         if not centres:
             return TrainingData(source.rows, mean, covariance, pool)
         seeds = _seeds(pool, centres, seed)
-        rows = source.floats() if kmeans_rows == 0 else array
+        rows = source.stored() if kmeans_rows == 0 else array
         variance = float(np.trace(covariance)) / source.dim
-        told = _say_inertia(pool, kmeans_rounds) if events.heard() else None
-        moved = lloyd(rows, seeds, max_iter=kmeans_rounds, seed=seed, variance=variance, told=told)
+        moved = lloyd(rows, seeds, max_iter=kmeans_rounds, seed=seed, variance=variance)
     del array, rows
     settled = settle_centres(lambda vectors: source.cluster(vectors, seed), moved, min(centres, source.rows))
     found, notes = len(settled.vectors), settled.notes
@@ -269,19 +271,6 @@ def _seeds(pool: np.ndarray, centres: int, seed: int) -> np.ndarray:
     few = np.random.default_rng([seed, 2]).permutation(len(pool))[: SEEDS_PER_CENTRE * centres]
     seeds = seed_centres(pool[np.sort(few)], centres, seed)
     return seeds if len(seeds) == min(centres, len(pool)) else seed_centres(pool, centres, seed)
-
-
-def _say_inertia(pool: np.ndarray, rounds: int) -> Callable[[int, np.ndarray], None]:
-    """Tell the mean squared distance of some rows of the pool (n, d) to their centres, round by round."""
-    rows = pool[:: -(-len(pool) // INERTIA_ROWS)].astype(np.float32)
-    norms = np.einsum("ij,ij->i", rows, rows)
-
-    def told(number: int, centres: np.ndarray) -> None:
-        centres = centres.astype(np.float32)
-        nearest = (np.einsum("ij,ij->i", centres, centres) - 2 * rows @ centres.T).min(axis=1)
-        events.say("inertia", round=number, rounds=rounds, value=float(np.maximum(norms + nearest, 0).mean()))
-
-    return told
 
 
 def _check_range(in_range: bool | np.bool_) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,7 +30,7 @@ from zarr.errors import ContainsArrayError
 
 from och_dist import events
 from och_dist.errors import BadInputError, IntegrityError, OchError, UsageError
-from och_dist.store.objects import Objects
+from och_dist.store.objects import LocalObjects, Objects, check_key, storage_errors
 
 Codec = Literal["none", "lz4", "zstd"]
 CODECS: tuple[Codec, ...] = ("none", "lz4", "zstd")
@@ -268,24 +269,57 @@ def read_rows(array: zarr.Array, start: int, stop: int) -> np.ndarray:
         return np.asarray(array[start:stop])
 
 
-def read_plain_chunk(objects: Objects, prefix: str, spec: ArraySpec, chunk: int) -> np.ndarray:
-    """A chunk (rows, width) of one of our own arrays of single bytes without compression, checked by its crc32c.
+def is_plain(array: zarr.Array) -> bool:
+    """Whether chunks are the bytes of the rows and their crc32c, so that :func:`read_plain_chunk` may read them."""
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    expected = ([little, {"name": "crc32c"}], [{"name": "bytes"}, {"name": "crc32c"}])
+    if array.metadata.zarr_format == 2:
+        return False
+    return [codec.to_dict() for codec in array.metadata.codecs] == expected[np.dtype(array.dtype).itemsize == 1]
 
-    The same as :func:`read_rows`, without Zarr's machinery, which takes 3 ms a chunk: ten times the reading itself.
+
+def read_plain_chunk(objects: Objects, prefix: str, spec: ArraySpec, chunk: int) -> np.ndarray:
+    """A chunk (rows, width) of one of our own arrays without compression, checked by its crc32c.
+
+    The same as :func:`read_rows`, without Zarr's machinery, which takes 3 ms a chunk and copies it once more.
     """
     where = f"{objects.url}/{prefix}/c/{chunk}/0"
-    data = objects.read(chunk_key(prefix, chunk))
-    if data is None:
+    row_bytes = spec.width * np.dtype(spec.dtype).itemsize
+    data = np.empty(spec.chunk_rows * row_bytes + 4, np.uint8)
+    size = _fill(objects, chunk_key(prefix, chunk), data)
+    if size is None:
         raise IntegrityError(
             f"chunk {where} is missing; a missing chunk is never read as zeros: run 'och verify {objects.url}'"
         )
     low, high = spec.bounds(chunk)
-    if len(data) != spec.chunk_rows * spec.width + 4 or google_crc32c.value(data[:-4]) != trailing_crc(data):
+    if size != len(data) or google_crc32c.value(data[:-4]) != trailing_crc(data[-4:].tobytes()):
         raise IntegrityError(
             f"rows {low}..{high} of {objects.url}/{prefix} are damaged; run 'och verify', restore them from a copy or "
             "make them again"
         )
-    return np.frombuffer(data, np.uint8, (high - low) * spec.width).reshape(-1, spec.width)
+    return data[: (high - low) * row_bytes].view(spec.dtype).reshape(-1, spec.width)
+
+
+def _fill(objects: Objects, key: str, out: np.ndarray) -> int | None:
+    """Read an object of as many bytes as ``out`` (n,) uint8 into it; its size, whatever it is, None if it is absent."""
+    if not isinstance(objects, LocalObjects):
+        data = objects.read(key)
+        if data is not None and len(data) == len(out):
+            out[:] = np.frombuffer(data, np.uint8)
+        return None if data is None else len(data)
+    path = objects.root / check_key(key)
+    with storage_errors(str(path)):
+        try:
+            with path.open("rb", buffering=0) as file:
+                size, done = os.fstat(file.fileno()).st_size, 0
+                while size == len(out) and done < size:
+                    count = file.readinto(out.data[done:])
+                    if not count:
+                        return done
+                    done += count
+                return size
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
 
 
 def stored_chunk(objects: Objects, prefix: str, chunk: int) -> Written | None:

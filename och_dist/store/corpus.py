@@ -15,7 +15,7 @@ import zarr
 
 from och_dist import events
 from och_dist.errors import BadInputError, IntegrityError
-from och_dist.store.arrays import METADATA, ArraySpec, open_array, open_layout, read_rows
+from och_dist.store.arrays import METADATA, ArraySpec, is_plain, open_array, open_layout, read_plain_chunk, read_rows
 from och_dist.store.ids import ids_prefix, ids_text
 from och_dist.store.objects import Objects, open_objects
 from och_dist.store.segments import Segment
@@ -118,7 +118,11 @@ class Corpus:
 
     def _vectors(self, segment: Segment, low: int, high: int) -> np.ndarray:
         """Vectors (high - low, dim) of local rows of a segment."""
-        block = read_rows(_open_vectors(self.url, segment.prefix, self._spec(segment)), low, high)
+        spec, chunk = self._spec(segment), low // segment.chunk_rows
+        if segment.prefix and high <= (chunk + 1) * segment.chunk_rows and _plain(self.url, segment.prefix, spec):
+            first, last = low - chunk * segment.chunk_rows, high - chunk * segment.chunk_rows
+            return read_plain_chunk(open_objects(self.url), segment.prefix, spec, chunk)[first:last]
+        block = read_rows(_open_vectors(self.url, segment.prefix, spec), low, high)
         return block if block.dtype == np.dtype(self.dtype) else block.astype(self.dtype)
 
     def _ids(self, segment: Segment, low: int, high: int) -> np.ndarray:
@@ -233,6 +237,11 @@ def _open_vectors(url: str, prefix: str, spec: ArraySpec) -> zarr.Array:
     if (array.shape, _little(array)) != ((spec.rows, spec.width), spec.dtype):
         raise IntegrityError(f"{url} is now {array.dtype} {array.shape}: it changed since it was opened; run again")
     return array
+
+
+@lru_cache(maxsize=64)
+def _plain(url: str, prefix: str, spec: ArraySpec) -> bool:
+    return is_plain(_open_vectors(url, prefix, spec))
 
 
 def _little(array: zarr.Array) -> str:

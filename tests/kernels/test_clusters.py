@@ -10,6 +10,8 @@ import pytest
 
 from och_dist.errors import BadInputError, ConflictError, NonFiniteError
 from och_dist.kernels.clusters import assign, block_clusters, row_priority
+from och_dist.kernels.euclidean import exact_distances
+from och_dist.kernels.gistlike import gist_rows
 
 EXACT_FIELDS = [
     "counts",
@@ -145,3 +147,28 @@ def test_bad_input_is_refused():
     two = block_clusters(good, centres, first_row=20, seed=0, n_members=2)
     with pytest.raises(ConflictError, match="expected equal shapes"):
         one.merge(two)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "u1"])
+@pytest.mark.parametrize(("d", "count"), [(200, 100), (64, 40), (24, 1)])
+def test_labels_and_distances_are_those_of_the_definition(dtype, d, count):
+    """Centres that few axes tell apart, so that most are ruled out by bounds; the oracle measures every pair."""
+    rows = (100 * gist_rows(0, 1300, dim=d, seed=2)).clip(0, 200).astype(dtype)
+    rng = np.random.default_rng(0)
+    picked = rng.integers(0, len(rows), (count, 30))
+    centres = rows[picked].astype("f8").mean(axis=1).astype("f4")
+    labels, distances = assign(rows, centres)
+    pairs = np.indices((len(rows), count)).reshape(2, -1)
+    every = exact_distances(centres, rows, pairs[1], pairs[0]).reshape(len(rows), count)
+    assert np.array_equal(labels, every.argmin(axis=1))
+    assert np.array_equal(distances, every.min(axis=1))
+
+
+@pytest.mark.parametrize("far", [1e15, 1e30, 1e150])
+def test_rows_far_beyond_float32_are_measured(far):
+    rows = np.array([[far, 0.0], [0.0, -far], [1.0, 1.0], [3.0, 3.0]])
+    centres = np.array([[1, 1], [3, 3], [-1, 2]], "f4")
+    expected = naive_labels(rows, centres)
+    labels, distances = assign(rows, centres)
+    assert np.array_equal(distances, expected[1])
+    assert np.array_equal(labels[2:], [0, 1])

@@ -14,7 +14,15 @@ from stage_data import clustered, corpus_of
 
 from och_dist.hashers.base import TrainingData
 from och_dist.stages import train as stage
-from och_dist.stages.centres import Centres, count_members, dask_on, lloyd, seed_centres, settle_centres
+from och_dist.stages.centres import (
+    Centres,
+    count_members,
+    dask_on,
+    lloyd,
+    lloyd_kmeans,
+    seed_centres,
+    settle_centres,
+)
 from och_dist.stages.common import Context
 from och_dist.stages.train import CorpusSource, training_data
 from och_dist.store.corpus import Corpus, open_corpus
@@ -219,3 +227,33 @@ def test_no_rounds_and_one_centre_are_legal(corpus: str, vectors: np.ndarray) ->
     assert {row.tobytes() for row in seeds.vectors} <= {row.tobytes() for row in vectors}
     _, one = learn(corpus, 1)
     assert one.stats.counts.tolist() == [1000]
+
+
+def test_the_estimator_is_that_of_dask_ml(vectors: np.ndarray) -> None:
+    from dask_ml.cluster import KMeans as Theirs
+
+    seeds = seed_centres(vectors, 20, seed=0)
+    with dask_on(Context()):
+        rows = da.from_array(vectors, chunks=(300, -1))
+        model = lloyd_kmeans()(20, init=seeds, max_iter=5, tol=0.0).fit(rows)
+        bare = Theirs(20, init=seeds, max_iter=5, tol=0.0).fit(rows)
+        assert isinstance(model, Theirs)
+        np.testing.assert_allclose(model.cluster_centers_, bare.cluster_centers_, rtol=1e-5)
+        labels = model.labels_.compute()
+        np.testing.assert_array_equal(labels, model.predict(rows).compute())
+    assert model.n_iter_ == 5
+    np.testing.assert_array_equal(labels, brute(vectors, model.cluster_centers_)[0])
+    before = lloyd_here(vectors, seeds, max_iter=4, variance=0.0)
+    assert model.inertia_ == pytest.approx(brute(vectors, before)[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["|u1", "<f2"])
+def test_rounds_on_stored_rows_need_no_copy_in_float32(dtype: str, tmp_path: Path) -> None:
+    values = clustered(500).round().clip(0, 100).astype(dtype)
+    source = CorpusSource(open_corpus(corpus_of(tmp_path, values)), Context())
+    seeds = seed_centres(values.astype(np.float32), 10, seed=0)
+    with dask_on(Context()):
+        rows = source.stored()
+        assert rows.dtype == np.dtype(dtype)
+        found = lloyd(rows, seeds, max_iter=5, seed=0, variance=0.0)
+    np.testing.assert_allclose(found, lloyd_here(values.astype(np.float32), seeds, max_iter=5, variance=0.0), rtol=1e-6)

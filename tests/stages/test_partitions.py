@@ -13,6 +13,7 @@ import pytest
 from stage_data import clustered, corpus_of
 
 from och_dist.errors import UsageError
+from och_dist.kernels.lloyd import begin_round
 from och_dist.stages import train
 from och_dist.stages.centres import ClusterPartition, cluster_partition
 from och_dist.stages.common import Context
@@ -36,7 +37,8 @@ def scan(corpus: Corpus, stop: int) -> Any:
 
 
 def cluster(corpus: Corpus, stop: int) -> Any:
-    return cluster_partition(ClusterPartition(corpus.ref, 0, stop, 0), clustered(100, dim=WIDE, seed=1))
+    centres = clustered(100, dim=WIDE, seed=1)
+    return cluster_partition(ClusterPartition(corpus.ref, 0, stop, 0), (centres, begin_round(centres)))
 
 
 def nearest(corpus: Corpus, stop: int) -> Any:
@@ -63,18 +65,18 @@ def test_memory_does_not_grow_with_the_chunks_of_a_partition(task: Callable[[Cor
 def test_k_means_over_all_rows_reads_bounded_parts(wide: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more chunks than partitions, several make up a part, as long as it stays small."""
     monkeypatch.setattr(train, "MAX_PARTITIONS", 3)
-    monkeypatch.setattr(train, "FLOAT_BYTES", 2 * CHUNK * WIDE * 4)
-    rows = train.CorpusSource(wide, Context()).floats()
+    monkeypatch.setattr(train, "PART_BYTES", 2 * CHUNK * WIDE * 4)
+    rows = train.CorpusSource(wide, Context()).stored()
     assert rows.chunks[0] == (2 * CHUNK,) * (CHUNKS // 2)
     assert np.array_equal(rows.compute(scheduler="synchronous"), wide.read(0, wide.rows))
 
 
-def test_whole_rows_of_another_type_become_float32(tmp_path: Path) -> None:
+def test_whole_rows_keep_their_type(tmp_path: Path) -> None:
     values = np.arange(60, dtype=np.uint8).reshape(20, 3)
-    ref = open_corpus(corpus_of(tmp_path, values, chunk_rows=8)).ref
-    found = train.read_float_rows(ref, 5, 19)
-    assert found.dtype == np.float32
-    assert np.array_equal(found, values[5:19])
+    rows = train.CorpusSource(open_corpus(corpus_of(tmp_path, values, chunk_rows=8)), Context()).stored()
+    found = rows.compute(scheduler="synchronous")
+    assert rows.dtype == found.dtype == np.uint8
+    assert np.array_equal(found, values)
 
 
 def narrow_client(limit: int) -> Any:

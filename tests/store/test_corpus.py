@@ -18,7 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, IntegrityError, OchError
-from och_dist.store.arrays import ArraySpec, chunk_key, create_array, write_chunk
+from och_dist.store.arrays import (
+    ArraySpec,
+    chunk_key,
+    create_array,
+    is_plain,
+    open_array,
+    read_plain_chunk,
+    read_rows,
+    write_chunk,
+)
 from och_dist.store.corpus import Corpus, _remembered, find_corpus, open_corpus
 from och_dist.store.objects import LocalObjects
 from och_dist.store.segments import Segment, vectors_prefix
@@ -402,3 +411,27 @@ def test_digests_over_any_rows(sizes: list[tuple[int, int]], data: st.DataObject
             chunks = sorted({(row - s.start) // s.chunk_rows for row in range(low, high)})
             expected.update(f"{low} {high} {s.start} {s.chunk_rows} ".encode() + s.digests[chunks].tobytes())
     assert Corpus("/c", 1, 2, "<f4", segments).digest(start, stop) == expected.hexdigest()
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", "|u1", "|i1"])
+def test_chunks_read_with_and_without_zarr_are_the_same(dtype: str, codec: Any, tmp_path: Path) -> None:
+    values = (100 * np.random.default_rng(0).random((50, 3))).astype(dtype)
+    spec = ArraySpec(50, 3, dtype, 16, codec)
+    objects = LocalObjects(tmp_path)
+    create_array(objects, "a", spec)
+    for chunk in range(spec.n_chunks):
+        write_chunk(objects, "a", chunk, values[slice(*spec.bounds(chunk))])
+    array = open_array(objects, "a")
+    assert is_plain(array) == (codec == "none")
+    if codec == "none":
+        blocks = [read_plain_chunk(objects, "a", spec, chunk) for chunk in range(spec.n_chunks)]
+        assert all(block.flags.writeable and block.flags.c_contiguous for block in blocks)
+        np.testing.assert_array_equal(np.concatenate(blocks), read_rows(array, 0, 50))
+        path = tmp_path / chunk_key("a", 1)
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(IntegrityError, match=r"rows 16\.\.32 .* are damaged"):
+            read_plain_chunk(objects, "a", spec, 1)
+        path.unlink()
+        with pytest.raises(IntegrityError, match="is missing"):
+            read_plain_chunk(objects, "a", spec, 1)

@@ -1,0 +1,89 @@
+"""The benchmark suite runs from its one entry, keeps its results, and knows a met goal from a missed one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.suite import report  # noqa: E402
+from benchmarks.suite.measure import Figure, Goal, Outcome, take_turns  # noqa: E402
+from benchmarks.suite.rows import BENCHMARKS  # noqa: E402
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The file and the table of the short suite."""
+    folder = tmp_path_factory.mktemp("suite")
+    done = run("--suite", "short", "--data", str(folder / "data"), "--output", str(folder / "short.json"))
+    assert done.returncode == 0, done.stderr
+    return folder / "short.json", done.stdout
+
+
+def test_the_short_suite_runs_every_benchmark(results: tuple[Path, str]) -> None:
+    path, printed = results
+    body = json.loads(path.read_text())
+    assert [entry["name"] for entry in body["benchmarks"]] == list(BENCHMARKS)
+    assert {"processor", "memory", "cores", "versions"} <= set(body["machine"])
+    assert "host" not in body["machine"]
+    assert "faiss-cpu" in body["machine"]["versions"]
+    for entry in body["benchmarks"]:
+        assert entry["figures"], entry["name"]
+        assert all(len(figure["values"]) >= 1 for figure in entry["figures"].values())
+        assert f"| {entry['name']} |" in printed
+    assert "missed" not in printed  # small sizes are not judged
+
+
+def test_kmeans_agrees_with_faiss_and_dask_ml(results: tuple[Path, str]) -> None:
+    outcome = next(outcome for outcome in report.outcomes_of(results[0]) if outcome.name == "kmeans")
+    inertia = outcome.facts["inertia"]
+    assert len(inertia) == 4
+    assert max(inertia.values()) <= 1.001 * min(inertia.values())
+
+
+def test_results_are_read_back_and_compared(results: tuple[Path, str]) -> None:
+    outcomes = report.outcomes_of(results[0])
+    assert report.table(outcomes, judged=False) in results[1]
+    ratios = [line.split("|")[-2].strip() for line in report.compared(outcomes, outcomes).splitlines()[2:]]
+    assert len(ratios) == sum(len(outcome.figures) for outcome in outcomes)
+    assert set(ratios) == {"1.00"}
+
+
+def test_an_unknown_benchmark_is_refused() -> None:
+    done = run("--only", "nothing")
+    assert done.returncode == 2
+    assert "invalid choice: 'nothing'" in done.stderr
+
+
+def test_goals_and_medians() -> None:
+    outcome = Outcome("x", "work", {"a": Figure((3.0, 1.0, 2.0)), "b": Figure((4.0,))})
+    outcome.ratio("a / b", "a", "b", 0.5)
+    outcome.ratio("b / a", "b", "a", 2.5, at_least=True)
+    assert [goal.met for goal in outcome.goals] == [True, False]
+    assert str(outcome.goals[1]) == "b / a: 2 (goal >= 2.5), **missed by 20%**"
+    assert str(outcome.figures["a"]) == "2 s (1 to 3)"
+    assert Goal("exactly", 1.0, 1.0).met
+
+
+def test_actions_take_turns() -> None:
+    seen: list[str] = []
+    clock = iter(range(100))
+    figures = take_turns(
+        {name: lambda name=name: seen.append(name) for name in "ab"},  # type: ignore[misc]
+        2,
+        clock=lambda: float(next(clock)),
+        before=lambda: seen.append("-"),
+    )
+    assert "".join(seen) == "-a-b-a-b"
+    assert figures["a"].values == (1.0, 1.0)
