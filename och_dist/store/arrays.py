@@ -30,7 +30,8 @@ from zarr.errors import ContainsArrayError
 
 from och_dist import events
 from och_dist.errors import BadInputError, IntegrityError, OchError, UsageError
-from och_dist.store.objects import LocalObjects, Objects, check_key, storage_errors
+from och_dist.store.keys import check_key
+from och_dist.store.objects import LocalObjects, Objects, storage_errors
 
 Codec = Literal["none", "lz4", "zstd"]
 CODECS: tuple[Codec, ...] = ("none", "lz4", "zstd")
