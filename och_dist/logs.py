@@ -46,16 +46,12 @@ def configure_logging(level: int, form: str = "text") -> None:
     """
     for name in TALKATIVE:
         logging.getLogger(name).filters[:] = [WithoutTracebacks()]
-    logger = logging.getLogger(OURS)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-    logger.handlers[:] = [handler]
-    logger.propagate = False
-    logger.setLevel(level)
+    lines = JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    _take_over(OURS, lines)
+    logging.getLogger(OURS).setLevel(level)
     logging.captureWarnings(form == "json")
     if form == "json":
-        handler.setFormatter(JsonLines())
-        _take_over("py.warnings", handler)
+        _take_over("py.warnings", lines)
 
 
 def adopt_dask() -> None:
@@ -64,10 +60,13 @@ def adopt_dask() -> None:
         import distributed  # noqa: F401
 
         for name in DASK:
-            _take_over(name, logging.getLogger(OURS).handlers[0])
+            _take_over(name, JsonLines())
 
 
-def _take_over(name: str, handler: logging.Handler) -> None:
+def _take_over(name: str, lines: logging.Formatter) -> None:
+    """One handler for each logger: a local cluster silences those of Dask while it lives."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(lines)
     logging.getLogger(name).handlers[:] = [handler]
     logging.getLogger(name).propagate = False
 

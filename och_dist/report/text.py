@@ -154,8 +154,9 @@ def _outcome(reports: Sequence[tuple[str, Report]]) -> str:
 
 
 def _stage_line(report: Report) -> str:
+    why = f": {report.facts['why']}" if "why" in report.facts else ""
     if report.status == "nothing to do":
-        return "nothing to do"
+        return f"nothing to do{why}"
     facts, seconds = report.facts, max(report.seconds, 1e-9)
     if report.stage in RATED:
         rows = facts[RATED[report.stage]]
@@ -165,7 +166,7 @@ def _stage_line(report: Report) -> str:
         return f"{facts['queries']:>11,} queries in {report.seconds:3.1f} s   {pairs / 1e6:>8,.0f} M pairs/s"
     if report.stage in ("evaluate", "quality"):
         return f"{facts['queries']:>11,} queries in {report.seconds:3.1f} s"
-    return f"{report.seconds:.1f} s" + (f", {facts['why']}" if "why" in facts else "")
+    return f"{report.seconds:.1f} s{why}"
 
 
 def _places(by_stage: dict[str, dict[str, Any]], corpus: str | None) -> list[str]:

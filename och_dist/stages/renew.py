@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from och_dist.errors import DriftError, IntegrityError, UsageError
-from och_dist.stages.common import Context, Report, Stopwatch, logger
+from och_dist.stages.common import Context, Report, Status, Stopwatch, logger
 from och_dist.stages.drift import (
     MAX_BALANCE_SHIFT,
     MAX_MARGIN_SHIFT,
@@ -82,7 +82,8 @@ def renew(
             facts = look_at_new_rows(opened, current, model, gate, context)
             if facts.pop("keep"):
                 place = f"{model_objects(index).url}/{model.address}"
-                return watch.report("nothing to do", model=place, bits=bits, trained=False, **facts)
+                looked: Status = "done" if "drift" in facts else "nothing to do"
+                return watch.report(looked, model=place, bits=bits, trained=False, **facts)
     logger.info("training: %s", facts["why"])
     report = train(
         corpus,

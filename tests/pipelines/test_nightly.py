@@ -22,7 +22,7 @@ from och_dist.store.objects import open_objects
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipelines" / "nightly.toml"
 DIM, FIRST, SECOND, THIRD, FOURTH, CODE_CHUNK = 16, 3_000, 2_500, 9_000, 2_500, 16
-SIZES = ("bits=24", "model.params={n_centres=20,max_iter=40}", f"encode.chunk_rows={CODE_CHUNK}")
+SIZES = ("bits=24", "model.params={n_centres=20,max_iter=40}")
 
 
 def rows(count: int, seed: int) -> np.ndarray:
@@ -59,8 +59,9 @@ class Job:
         return json.loads(out)["stages"] if out else lines[-1]
 
     def kill_while_encoding(self, at_least: int) -> None:
-        """kill -9 when some chunks of a new job are done, and not all."""
-        known, process = {job.id for job in list_jobs(open_objects(str(self.index)))}, self.start()
+        """kill -9 when some chunks of a new job are done, and not all; it has many, so that there is time for it."""
+        known = {job.id for job in list_jobs(open_objects(str(self.index)))}
+        process = self.start(f"encode.chunk_rows={CODE_CHUNK}")
         try:
             while self.done(known) < at_least:
                 assert process.poll() is None, process.communicate()

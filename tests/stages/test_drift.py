@@ -173,7 +173,7 @@ def test_rows_like_those_of_training(place: Place) -> None:
     place.add(near(0))
     report = place.renew()
     address = open_version(place.index).model
-    assert (report.facts["trained"], report.facts["drift"]) == (False, False)
+    assert (report.status, report.facts["trained"], report.facts["drift"]) == ("done", False, False)
     assert report.facts["model"] == f"{model_objects(place.index).url}/{address}"
     assert report.facts["compared_rows"] == [NIGHT, 2 * NIGHT]
     stored = Path(place.index, "models", address, "sample.json")
