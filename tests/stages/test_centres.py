@@ -219,19 +219,3 @@ def test_no_rounds_and_one_centre_are_legal(corpus: str, vectors: np.ndarray) ->
     assert {row.tobytes() for row in seeds.vectors} <= {row.tobytes() for row in vectors}
     _, one = learn(corpus, 1)
     assert one.stats.counts.tolist() == [1000]
-
-
-def test_the_centres_of_each_round_are_told_and_telling_changes_nothing() -> None:
-    values = np.random.default_rng(0).normal(size=(400, 6)).astype(np.float32)
-    seeds, heard = values[:8], []
-    options = {"max_iter": 4, "seed": 0, "variance": 1e-9}
-    rows = da.from_array(values, chunks=(100, -1))
-    with dask_on(Context()):
-        plain = lloyd(rows, seeds, **options)
-        followed = lloyd(rows, seeds, **options, told=lambda number, centres: heard.append((number, centres)))
-    np.testing.assert_array_equal(plain, followed)
-    assert [number for number, _ in heard] == [0, 1, 2, 3, 4]
-    np.testing.assert_array_equal(heard[0][1], seeds)
-    np.testing.assert_allclose(heard[-1][1], followed, atol=1e-5)
-    shares = [np.square(values[:, None] - centres).sum(axis=2).min(axis=1).mean() for _, centres in heard]
-    assert shares == sorted(shares, reverse=True)
