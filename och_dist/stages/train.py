@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from och_dist import events
-from och_dist.errors import BadInputError, UsageError
+from och_dist.errors import BadInputError, OchError, UsageError
 from och_dist.hashers.base import Hasher, LinearHasher, TrainingData, one_thread
 from och_dist.hashers.registry import get_method
 from och_dist.kernels.clusters import ClusterStats, assign
@@ -104,7 +104,7 @@ def train(
 
     hasher.fit_training(data, progress=stepped)
     _say_residual(hasher)
-    sample = sample_ones(hasher, data.rows[:train_rows])
+    sample = sample_ones(hasher, data.rows[: min(train_rows, opened.rows)])  # members of thin clusters follow
     provenance = {"request": request, "seed": seed, "sample": sample, **_provenance(opened)}
     address = save_model(objects, hasher, provenance)
     objects.put(key, seal({"model": address, "request": request}))
@@ -134,12 +134,15 @@ def hasher_params(hasher: Hasher) -> dict[str, Any]:
 def sample_ones(hasher: Hasher, pool: np.ndarray) -> dict[str, Any]:
     """How often each bit is set in some rows of the pool (n, d): what encoded rows can be compared with."""
     rows = pool[:: -(-len(pool) // SAMPLE_ROWS)]
-    if isinstance(hasher, LinearHasher):  # the exact encoder would be compiled for this
-        with one_thread():
-            bits = (rows - hasher.mean_) @ hasher.projection_ + hasher.offsets_ > 0
-        ones = np.count_nonzero(bits, axis=0)
-    else:
-        ones = count_ones(hasher.encode_block(rows), int(hasher.n_bits))
+    try:
+        if isinstance(hasher, LinearHasher):  # the exact encoder would be compiled for this
+            with one_thread(), np.errstate(over="ignore", invalid="ignore"):
+                bits = (rows - hasher.mean_) @ hasher.projection_ + hasher.offsets_ > 0
+            ones = np.count_nonzero(bits, axis=0)
+        else:
+            ones = count_ones(hasher.encode_block(rows), int(hasher.n_bits))
+    except OchError:  # rows that cannot be encoded are refused when they are encoded
+        return {}
     return {"rows": len(rows), "ones": ones.tolist()}
 
 

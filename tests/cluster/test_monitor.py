@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import cluster_tasks as work
+import numpy as np
 import pytest
-from cluster_help import Processes, start_separate, wait_until
+from cluster_help import PARAMS, ROUNDS, ROWS, Processes, Reference, start_separate, wait_until
 
 from och_dist import events
 from och_dist.cluster import ClusterOptions, connect, dashboard_link
@@ -18,6 +19,9 @@ from och_dist.errors import BadInputError
 from och_dist.graph import map_tasks, reduce_tasks
 from och_dist.monitor.forward import monitored, reported
 from och_dist.monitor.progress import log_progress
+from och_dist.stages.common import Context
+from och_dist.stages.searcher import open_index
+from och_dist.stages.train import train
 
 
 def get(url: str) -> str:
@@ -44,7 +48,8 @@ def ended(client: Any, name: str, failures: int = 0, **chunks: int) -> dict[str,
         if found["job"]["name"] != name or found["job"]["status"] == "running":
             return None
         counted = {task: totals["chunks"] for task, totals in found["totals"].items()}
-        return found if counted == chunks and found["failures"]["count"] == failures else None
+        heard = all(counted.get(task) == count for task, count in chunks.items())
+        return found if heard and found["failures"]["count"] == failures else None
 
     return wait_until(over, step=0.1)
 
@@ -96,6 +101,30 @@ def test_nothing_is_told_without_a_listener(client: Any) -> None:
         assert not events.heard()
         assert map_tasks(work.same, range(5), client=None, name="same", advance=lambda count: None) == [*range(5)]
     assert status(client)["events"] == before
+
+
+def test_a_training_and_a_search(client: Any, reference: Reference, tmp_path: Path) -> None:
+    queries = np.load(reference.vectors)[:40]
+    context = Context(client=client, progress=reported(log_progress))
+    with monitored(client, "train and search"):
+        made = train(str(reference.corpus), str(tmp_path), bits=16, params={**PARAMS, "orthogonal": True},
+                     kmeans_rounds=ROUNDS, context=context)  # fmt: skip
+        with open_index(str(reference.index), threads=1) as searcher:  # what is said counts, wherever it is done
+            for _ in range(2):
+                searcher.search(queries, k=3)
+    found = ended(client, "train and search", scan_partition=20)
+    trained, searched = found["train"], found["search"]
+    assert [step for step, _ in trained["loss"]] == [*range(PARAMS["max_iter"])]
+    assert trained["loss"][-1][1] == made.facts["last_loss"]
+    assert trained["residual"] == made.facts["manifold_residual"] < 1e-6
+    assert [number for number, _ in trained["inertia"]][:ROUNDS] == [*range(ROUNDS)]
+    values = [value for _, value in trained["inertia"]]
+    assert values == sorted(values, reverse=True)
+    assert trained["exact_inertia"] == pytest.approx(values[-1], rel=0.2)
+    assert found["stage"]["finished"][0]["stage"] == "train"
+    assert found["totals"]["scan_partition"]["rows"] == ROWS
+    assert (searched["queries"], searched["batches"]) == (80, 2)
+    assert 0 < searched["p50_seconds"] <= searched["p95_seconds"]
 
 
 @pytest.mark.parametrize("prefix", ["", "dask"])

@@ -90,7 +90,7 @@ def watched(secured: tuple[Processes, Separate, Path], reference: Reference) -> 
         except (OSError, KeyError, TypeError):
             return False
 
-    wait_until(begun, step=0.02)
+    wait_until(begun, 120, step=0.02)
     for worker in separate.workers:
         os.kill(worker.pid, signal.SIGSTOP)
     try:

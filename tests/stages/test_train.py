@@ -188,3 +188,18 @@ def test_values_beyond_float32_are_refused(tmp_path: Path) -> None:
     values[20, 3] = 1e39
     with pytest.raises(BadInputError, match="beyond the range of float32"):
         train(corpus_of(tmp_path, values), str(tmp_path / "models"), bits=8, params=PARAMS)
+
+
+@pytest.mark.parametrize("method", ["och", "agh"])
+def test_the_sample_in_a_model_is_what_the_encoder_makes_of_the_pool(
+    method: str, vectors: np.ndarray, tmp_path: Path
+) -> None:
+    """Linear methods are counted without the encoder: in float32, so a bit in a thousand may differ."""
+    corpus = corpus_of(tmp_path, vectors)
+    made = train(corpus, str(tmp_path / "models"), method=method, bits=8, params=PARAMS if method == "och" else None)
+    model = loaded(made.facts["model"])
+    sample = model.provenance["sample"]
+    codes = model.hasher.encode_block(open_corpus(corpus).read(0, len(vectors)))
+    ones = np.unpackbits(codes, axis=1, bitorder="little", count=8).sum(axis=0)
+    assert sample["rows"] == len(vectors)  # fewer than a sample takes
+    assert np.abs(np.array(sample["ones"]) - ones).max() <= len(vectors) / 1000
