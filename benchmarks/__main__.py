@@ -5,6 +5,7 @@
     python -m benchmarks --suite full --only kmeans truth
     python -m benchmarks --suite full --only search       # scripts of their own run when they are named
     python -m benchmarks --table results/a.json results/b.json
+    python -m benchmarks --table results/a.json results/b.json --plot docs/growth.svg
     python -m benchmarks --suite full --compare results/a.json
 
 Data are generated below ``--data`` (a temporary folder unless given; 15 GB for the full suite) and shared by all
@@ -23,6 +24,7 @@ from pathlib import Path
 from benchmarks.suite import report
 from benchmarks.suite.ground import SUITES, Ground
 from benchmarks.suite.measure import Outcome
+from benchmarks.suite.plot import growth_picture
 from benchmarks.suite.rows import BENCHMARKS, SCRIPTS, run_script
 
 RESULTS = Path(__file__).parent / "results"
@@ -32,7 +34,9 @@ def main() -> None:
     options = _options()
     if options.table:
         paths = [Path(path) for path in options.table]
-        print(report.table(report.merge(paths), judged=all(map(report.judged, paths))))
+        outcomes = report.merge(paths)
+        print(report.table(outcomes, judged=all(map(report.judged, paths))))
+        _plot(options.plot, outcomes)
         return
     with contextlib.ExitStack() as stack:
         folder = options.data or stack.enter_context(tempfile.TemporaryDirectory(prefix="och-benchmarks-"))
@@ -54,9 +58,16 @@ def _run(options: argparse.Namespace, folder: Path) -> None:
             goals = map(str, outcome.goals) if sizes.judged else ()
             print(f"{name}: {outcome.seconds:.1f} s", *goals, sep="\n  ", file=sys.stderr, flush=True)
     print(report.table(outcomes, judged=sizes.judged))
+    _plot(options.plot, outcomes)
     if options.compare:
         print("\n" + report.compared(outcomes, report.outcomes_of(Path(options.compare))))
     print(f"\nresults: {output}", file=sys.stderr)
+
+
+def _plot(path: str | None, outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        if path and outcome.name == "growth":
+            Path(path).write_text(growth_picture(outcome) + "\n")
 
 
 def _options() -> argparse.Namespace:
@@ -69,6 +80,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--output", metavar="FILE", help="where the JSON goes")
     parser.add_argument("--compare", metavar="FILE", help="show medians beside those of an earlier run")
     parser.add_argument("--table", nargs="+", metavar="FILE", help="only print the table of files of results")
+    parser.add_argument("--plot", metavar="FILE", help="draw the growth benchmark as SVG")
     return parser.parse_args()
 
 

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def growth_row(ground: Ground) -> Outcome:
     times: dict[str, dict[int, Figure]] = {"moments": {}, "encode": {}}
     for rows in sizes.growth:
         corpus = ground.corpus(rows)
-        with connect(ClusterOptions(workers=2, dashboard=False)) as client:
+        with _new_workers(ground) as client:
             context = Context(client)
             actions: dict[str, Any] = {
                 "moments": lambda corpus=corpus, context=context: scan_corpus(corpus, np.arange(0), context),
@@ -103,6 +104,13 @@ def growth_row(ground: Ground) -> Outcome:
     outcome.figures["peak driver memory"] = Figure(tuple(driver.values()), "MB")
     outcome.goals += [_constant("peak worker memory", memory), _constant("peak driver memory", driver)]
     return outcome
+
+
+def _new_workers(ground: Ground) -> AbstractContextManager[Any]:
+    """Two workers that hold nothing yet; where nothing is judged, those that are there."""
+    if not ground.sizes.judged:
+        return nullcontext(ground.client)
+    return connect(ClusterOptions(workers=2, dashboard=False))
 
 
 def _constant(words: str, found: dict[int, float]) -> Goal:

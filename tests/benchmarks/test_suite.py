@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.capacity import Rates, capacity  # noqa: E402
 from benchmarks.suite import report  # noqa: E402
 from benchmarks.suite.measure import Figure, Goal, Outcome, take_turns  # noqa: E402
 from benchmarks.suite.rows import BENCHMARKS  # noqa: E402
@@ -58,6 +60,22 @@ def test_results_are_read_back_and_compared(results: tuple[Path, str]) -> None:
     ratios = [line.split("|")[-2].strip() for line in report.compared(outcomes, outcomes).splitlines()[2:]]
     assert len(ratios) == sum(len(outcome.figures) for outcome in outcomes)
     assert set(ratios) == {"1.00"}
+
+
+def test_growth_is_drawn_and_taken_to_a_billion_rows(results: tuple[Path, str], tmp_path: Path) -> None:
+    picture = tmp_path / "growth.svg"
+    done = run("--table", str(results[0]), "--plot", str(picture))
+    assert done.returncode == 0, done.stderr
+    drawn = ElementTree.fromstring(picture.read_text())
+    assert len(drawn.findall(".//{*}polyline")) == 4
+    rates = Rates.measured({outcome.name: outcome for outcome in report.outcomes_of(results[0])})
+    assert min(rates.moments, rates.encode, rates.count, rates.tasks) > 0
+    found = dict(capacity(10**9, 64, Rates(19e-6, 2e-6, 4e-6, 1000.0)))
+    assert found["corpus"] == "3.84 TB in 122,071 files of 31 MB"
+    assert found["tasks of encode"] == "15,259"
+    assert found["tasks of a pass that reduces"] == "4,096, of 30 chunks each"
+    assert found["depth of its tree"] == "4 merges of 8"
+    assert found["encode, 64 workers"] == "0.5 min"
 
 
 def test_an_unknown_benchmark_is_refused() -> None:

@@ -1,0 +1,94 @@
+"""What a corpus of a given size takes, from measured rates: bytes, files, tasks, scheduler, hours, memory.
+
+    python -m benchmarks.capacity RESULTS.json [MORE.json ...]
+
+The results are those of ``python -m benchmarks --suite full`` (moments, encode, kmeans, scheduler, growth). The rates
+are taken per worker of one thread; reading and writing are assumed to keep up, which the page cache of one machine
+does. Times are what the work takes, without queues, stragglers or restarts.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.suite.measure import Outcome
+from benchmarks.suite.report import merge
+from och_dist.graph import FAN_IN
+from och_dist.stages.ingest import default_chunk_rows
+from och_dist.store.corpus import MAX_PARTITIONS
+from och_dist.store.index import CHUNK_ROWS
+
+DIM, BITS, CENTRES = 960, 64, 300
+MEASURED_WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds of one worker per row of 960 float32, and tasks per second that one scheduler hands out."""
+
+    moments: float
+    encode: float
+    count: float
+    tasks: float
+
+    @classmethod
+    def measured(cls, outcomes: Mapping[str, Outcome]) -> Rates:
+        growth = outcomes["growth"].facts
+        per_row = {}
+        for name in ("moments", "encode"):
+            found = {int(rows): value for rows, value in growth[f"{name}_us_per_row"].items()}
+            per_row[name] = 1e-6 * MEASURED_WORKERS * found[max(found)]
+        kmeans = outcomes["kmeans"]
+        rows, rounds = kmeans.facts["rows"], kmeans.facts["rounds"]
+        count = MEASURED_WORKERS * kmeans.figures["ours, out of core"].median / (rows * rounds)
+        return cls(per_row["moments"], per_row["encode"], count, outcomes["scheduler"].figures["rate"].median)
+
+
+def capacity(rows: int, workers: int, rates: Rates) -> Iterator[tuple[str, str]]:
+    """(what, how much) for one corpus."""
+    chunk = default_chunk_rows(DIM, "<f4")
+    chunks, code_chunks = -(-rows // chunk), -(-rows // CHUNK_ROWS)
+    partitions = min(chunks, MAX_PARTITIONS)
+    depth, level = 0, partitions
+    while level > 1:
+        level, depth = -(-level // FAN_IN), depth + 1
+    yield "corpus", f"{rows * DIM * 4 / 1e12:.2f} TB in {chunks:,} files of {chunk * DIM * 4 / 1e6:.0f} MB"
+    yield "codes", f"{rows * BITS / 8 / 1e9:.1f} GB in {code_chunks:,} files of {CHUNK_ROWS * BITS // 8 / 1e3:.0f} kB"
+    yield "manifest", f"{(chunks + code_chunks) * 4 / 1e3:,.0f} kB of checksums"
+    yield "tasks of ingest", f"{chunks:,}"
+    yield "tasks of encode", f"{code_chunks:,}"
+    yield "tasks of a pass that reduces", f"{partitions:,}, of {-(-chunks // partitions)} chunks each"
+    yield "depth of its tree", f"{depth} merges of {FAN_IN}"
+    yield "scheduler, encode", f"{code_chunks / rates.tasks:,.0f} s at {rates.tasks:,.0f} tasks/s"
+    for name, seconds in (("moments", rates.moments), ("encode", rates.encode), ("count of members", rates.count)):
+        yield f"{name}, {workers} workers", _time(rows * seconds / workers)
+    yield "network, moments", f"{partitions * 8 * DIM * DIM / 1e9:.1f} GB of sums, in all"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", type=Path)
+    options = parser.parse_args()
+    rates = Rates.measured({outcome.name: outcome for outcome in merge(options.results)})
+    cases = [(10**8, 16), (10**8, 64), (10**9, 64), (10**9, 256)]
+    print("| | " + " | ".join(f"{rows:,} rows, {workers} workers" for rows, workers in cases) + " |")
+    print("|---|" + "---|" * len(cases))
+    columns = [list(capacity(rows, workers, rates)) for rows, workers in cases]
+    for cells in zip(*columns, strict=True):
+        name = cells[0][0].partition(", 16 workers")[0]
+        print(f"| {name} | " + " | ".join(value for _, value in cells) + " |")
+    print(
+        f"\nOne worker, microseconds per row: moments {1e6 * rates.moments:.2f}, encode {1e6 * rates.encode:.2f}, "
+        f"count of members {1e6 * rates.count:.2f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
