@@ -287,38 +287,41 @@ def _changed(body: Any, where: tuple[Any, ...], value: Any, *, drop: bool) -> An
 
 
 def document_examples(scratch: Scratch) -> Callable[..., None]:
-    @given(
-        st.integers(0, 10_000),
-        st.integers(0, 10_000),
-        JSON,
-        st.booleans(),
-        st.sampled_from(LOOKS),
-        st.sampled_from("sfe"),
-    )
+    """A value is changed and the document sealed again, or left unsealed, or a few of its bytes are changed."""
+    numbers, how = st.integers(0, 10_000), st.sampled_from(["forged", "unsealed", "edited"])
+
+    @given(numbers, numbers, JSON, st.booleans(), st.sampled_from(LOOKS), how)
     def example(which: int, node: int, value: Any, drop: bool, look: str, how: str) -> None:
-        """A value is changed and the document sealed again, or left unsealed, or a few of its bytes are changed."""
         with scratch.folder() as folder:
             place = scratch.job(folder)
             paths = _documents(place)
             path = paths[which % len(paths)]
             old = path.read_bytes()
-            if how == "e":
-                path.write_bytes(
-                    edited(old, [(node / 10_000, len(str(value)) % 3, repr(value).encode("utf-8", "replace"))])
-                )
+            if how == "edited":
+                new = edited(old, [(node / 10_000, len(str(value)) % 3, repr(value).encode("utf-8", "replace"))])
             else:
                 body = json.loads(old)
-                sealed = body.pop("sha256", None) if how == "f" else None
+                sealed = body.pop("sha256", None) if how == "forged" else None
                 nodes = _nodes(body)
-                body = _changed(body, nodes[node % len(nodes)], value, drop=drop)
-                path.write_bytes(_text(body, sealed=sealed is not None))
+                new = _text(_changed(body, nodes[node % len(nodes)], value, drop=drop), sealed=sealed is not None)
+            path.write_bytes(new)
             models = sorted(path.name for path in Path(place.models).iterdir() if len(path.name) == 64)
             names = {"index": place.index, "corpus": place.corpus, "models": place.models, "queries": scratch.queries}
             words = look.format(**names, model=models[0], other=models[1]).split()
+            damaged = how != "forged" and path.parent.name == "versions" and _meaning(new) != _meaning(old)
+            found = damaged and words[0] == "verify" and Path(words[1]) in path.parents
             # A repair publishes what it could mend, and then tells of the rest.
-            command(*words, allowed=TYPED, keeps=(place.index, place.corpus), may_publish="--repair" in words)
+            keeps, may_publish = (place.index, place.corpus), "--repair" in words
+            command(*words, allowed={INTEGRITY} if found else TYPED, keeps=keeps, may_publish=may_publish)
 
     return example
+
+
+def _meaning(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _text(body: Any, *, sealed: bool) -> bytes:
@@ -546,4 +549,4 @@ def faults(ground: Ground) -> Iterator[Fault]:
         for _ in range(batches if ground.long else 1):
             number, count = draw.randrange(1 << 32), BATCH if ground.long else 5 * batches
             one = Examples(scratch, kind, count, number)
-            yield Fault(f"{count} {kind} from seed {number}", one.deliver, one.check, seconds=120)
+            yield Fault(f"{count} {kind} from seed {number}", one.deliver, one.check, seconds=240)

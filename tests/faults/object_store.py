@@ -36,7 +36,7 @@ from och_dist.store.versions import version_numbers
 
 Lapse = Literal["lost", "cut", "busy", "raced", "denied"]
 LAPSES: tuple[Lapse, ...] = ("lost", "cut", "busy", "raced", "denied")
-SHORT = 9
+SHORT, EVERY = 9, 3
 
 
 @dataclass(frozen=True)
@@ -359,7 +359,7 @@ def faults(ground: Ground) -> Iterator[Fault]:
             one = make()
             yield Fault(name, one.deliver, one.check)
         points = [(flow, at, how) for flow in service.flows for at in service.writes(flow) for how in LAPSES]
-        step = 1 if ground.long else len(points) // SHORT
-        for flow, at, how in points[:: step + (step % len(LAPSES) == 0)]:
+        step = EVERY if ground.long else len(points) // SHORT
+        for flow, at, how in points[:: step + (step % len(LAPSES) == 0)]:  # so that all lapses take their turn
             point = LapsePoint(service, flow, at, how)
             yield Fault(f"{flow.name}, write {at}, {how}", point.deliver, point.check)
