@@ -247,11 +247,9 @@ class Together:
 
 
 def faults(ground: Ground) -> Iterator[Fault]:
-    short: dict[str, type[Remote]] = {
-        "scheduler killed": SchedulerKilled,
-        "stopped worker wakes up late": Zombie,
-    }
+    short: dict[str, type[Remote]] = {"stopped worker wakes up late": Zombie}
     long: dict[str, type[Remote]] = {
+        "scheduler killed": SchedulerKilled,
         "stopped worker wakes up after a gc": ZombieOfTheCollected,
         "driver of a remote cluster killed": DriverKilled,
         "poison chunk": Poison,

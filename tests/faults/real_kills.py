@@ -102,7 +102,8 @@ class DriverKill(Scene):
         command = self.command = Command(self.work, self.field, self.folder)
         command.prepare()
         before = stored(command.target)
-        run = self.running.och(*command.words, *LOCAL)
+        where = LOCAL if self.ground.long else ("--workers", 1, "--no-dashboard")
+        run = self.running.och(*command.words, *where)
         await_progress(run, self.running, command.target, before + int(self.moment * command.objects))
         remember_workers(run, self.running)
         if run.poll() is not None:
