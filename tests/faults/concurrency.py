@@ -52,7 +52,7 @@ class Drivers:
                 assert process.stdin is not None
                 process.stdin.write("\n")
                 process.stdin.flush()
-            self.codes = [process.wait(40) for process in started]
+            self.codes = [process.wait(100) for process in started]
         finally:
             for process in started:
                 process.kill()
@@ -156,4 +156,4 @@ def faults(ground: Ground) -> Iterator[Fault]:
     }
     for name, make in groups.items():
         one = make()
-        yield Fault(name, one.deliver, one.check)
+        yield Fault(name, one.deliver, one.check, seconds=150)

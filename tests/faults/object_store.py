@@ -322,7 +322,7 @@ class Processes:
                 assert process.stdin is not None
                 process.stdin.write("\n")
                 process.stdin.flush()
-            self.codes = [process.wait(60) for process in started]
+            self.codes = [process.wait(100) for process in started]
         finally:
             for process in started:
                 process.kill()
@@ -357,7 +357,7 @@ def faults(ground: Ground) -> Iterator[Fault]:
             races["three drivers that are processes"] = lambda: Processes(service)
         for name, make in list(races.items())[:: 1 if ground.long else 3]:
             one = make()
-            yield Fault(name, one.deliver, one.check)
+            yield Fault(name, one.deliver, one.check, seconds=150)
         points = [(flow, at, how) for flow in service.flows for at in service.writes(flow) for how in LAPSES]
         step = EVERY if ground.long else len(points) // SHORT
         for flow, at, how in points[:: step + (step % len(LAPSES) == 0)]:  # so that all lapses take their turn

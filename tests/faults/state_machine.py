@@ -463,7 +463,7 @@ class Runs:
 
 def faults(ground: Ground) -> Iterator[Fault]:
     world, draw = World(ground), random.Random(None if ground.long else 5)
-    total, steps = (RUNS, 25) if ground.long else (SHORT_RUNS, 15)
+    total, steps = (RUNS, 25) if ground.long else (SHORT_RUNS, 12)
     for _ in range(total // BATCH):
         number = draw.randrange(1 << 32)
         runs = Runs(world, BATCH, number, steps)
