@@ -121,7 +121,7 @@ def test_prometheus_scrapes_a_run(prometheus: str, hosts: Deployed, processes: P
         return samples[0]["value"][1] if samples else None
 
     wait_until(lambda: value('sum(up{job="och-scheduler"})') == value('sum(up{job="och-worker"})') == "1", step=0.5)
-    wait_until(lambda: value("sum(dask_scheduler_workers)") == "2", step=0.5)
+    wait_until(lambda: value("sum(dask_scheduler_workers)") == "2", 120, step=0.5)
     wait_until(lambda: value("dask_scheduler_client_connections_removed_total >= 1"), step=0.5)
     scraped = set(ask(prometheus, "label/__name__/values"))
     assert scraped | NOT_YET >= DASK_SERIES | OCH_SERIES
