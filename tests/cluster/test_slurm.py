@@ -29,7 +29,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     folder = tmp_path_factory.mktemp("slurm")
     running = Processes(folder)
     try:
-        yield start_slurm(running, folder)
+        started = start_slurm(running, folder)
+        try:
+            yield started
+        finally:  # the steps of a job would outlive the daemons
+            started.call("scancel", "--user=root", check=False)
+            wait_until(lambda: not started.call("squeue", "--noheader", "--states=RUNNING,COMPLETING", check=False), 30)
     finally:
         running.stop()
 
