@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
+
+from och_dist.cli_options import output_options
 
 
 @click.command()
 @click.option("--file", "as_file", is_flag=True, help="Print the path of the file with the defaults and their meaning.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def settings(as_file: bool, as_json: bool) -> None:
+@output_options
+def settings(as_file: bool, as_json: bool, **output: Any) -> None:
     """Show the settings in force, of och and of Dask; DASK_OCH__GRACE=30s and the like change them."""
     from och_dist.settings import FILE, in_force
 

@@ -28,9 +28,6 @@ OCH_SERIES = {
     "dask_och_jobs_running",
     "dask_och_progress_ratio",
 }
-# Series that need not be seen on a real cluster. Empty this set once schedulers have och_dist.monitor: a series that is
-# called otherwise than the board calls it fails tests/cluster/test_hosts.py then.
-NOT_YET = OCH_SERIES
 
 
 def board() -> dict[str, Any]:

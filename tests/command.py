@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from och_dist.cli import cli
 
-LOCAL = ("inspect", "status", "gc", "history")
+LOCAL = ("inspect", "status", "gc", "history", "settings")
 QUICK = ("--param", "n_centres=20", "--param", "max_iter=20")
 
 

@@ -50,7 +50,7 @@ def test_help_of_a_command(name: str) -> None:
     assert text.startswith(f"Usage: och {name} [OPTIONS]")
     options = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)
     assert {"--json", "--quiet", "--verbose"} <= set(options)
-    assert ("--scheduler" in options) == (name not in ("inspect", "gc", "history"))
+    assert ("--scheduler" in options) == (name not in ("inspect", "gc", "history", "settings"))
     undocumented = [line for line in re.findall(r"^  -.*$", text, re.MULTILINE) if not re.search(r"\S  +\S", line)]
     assert [line for line in undocumented if len(line) < 30] == []
 

@@ -29,7 +29,12 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     folder = tmp_path_factory.mktemp("slurm")
     running = Processes(folder)
     try:
-        yield start_slurm(running, folder)
+        started = start_slurm(running, folder)
+        try:
+            yield started
+        finally:  # the steps of a job would outlive the daemons
+            started.call("scancel", "--user=root", check=False)
+            wait_until(lambda: not started.call("squeue", "--noheader", "--states=RUNNING,COMPLETING", check=False), 30)
     finally:
         running.stop()
 
@@ -51,7 +56,7 @@ def test_a_job_whose_time_is_up_goes_on(slurm: Slurm, certs: Path, reference: Re
     words = ("encode", reference.corpus, index, "--model", reference.model, "--chunk-rows", CODE_CHUNK)
     job = submitted.call("sbatch", *smaller, SLURM / "och.sbatch", *words)
 
-    wait_until(lambda: next(index.glob("segments/*/done/*.json"), None) or _ended(slurm, job, log))
+    wait_until(lambda: next(index.glob("segments/*/done/*.json"), None) or _ended(slurm, job, log), 90)
     slurm.call("scancel", "--signal=TERM", f"{job}.0")  # what '--signal=TERM@120' does two minutes before the end
     wait_until(lambda: slurm.state(job) == "PENDING" or _ended(slurm, job, log), step=0.2)
     assert "och ended with 5; the job goes back into the queue (restart 1)" in log.read_text()
