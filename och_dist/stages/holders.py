@@ -189,7 +189,7 @@ class PinnedOnWorkers:
         self._pinned: list[Future] | None = None
         self._selected: dict[Selection, list[Future]] = {}
         self._turn = itertools.count()
-        self._uneven = False
+        self._uneven = self._apart = False
 
     def _pin(self, selection: Selection) -> list[Future]:
         """The held codes, of which ``selection`` is live."""
@@ -218,14 +218,14 @@ class PinnedOnWorkers:
             futures = [futures[(turn + i) % len(futures)] for i in range(len(payloads))]
         if self.threads > FEW_ANSWERS or not all(future.done() for future in futures):
             return self._scheduled(question, futures, payloads, combine)
-        merge = None if self.copies else question.merge
+        merge = None if self.copies or self._apart else question.merge
         finish = pinned.ask(question.answer, futures, payloads, client=self.client, merge=merge)
 
         def answer() -> Any:
             parts = finish()
             if parts is not None:
                 return combine(parts)
-            self._uneven = self.copies
+            self._uneven, self._apart = self.copies, True  # two workers may hold one partition for a while
             return self._scheduled(question, futures, payloads, combine)()
 
         return answer
@@ -256,7 +256,7 @@ class PinnedOnWorkers:
     def close(self) -> None:
         """Let the workers forget the codes."""
         with self._loading:
-            self._pinned = None
+            self._pinned, self._apart = None, False
             self._selected.clear()
 
 
