@@ -14,7 +14,7 @@ from faults.processes import Scene, await_progress, check_codes, ended
 from faults.runner import Fault, NotDelivered, Skipped
 
 INCOMPLETE = 5
-SECONDS = 120.0
+SECONDS = 240.0
 ROOMY = "size=64m,rw"
 
 

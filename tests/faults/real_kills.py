@@ -34,7 +34,7 @@ from och_dist.store.corpus import find_corpus
 
 Work = Literal["ingest", "ingest more", "encode", "encode more"]
 HERE: Words = ("--workers", 0)
-SECONDS = 120.0
+SECONDS = 240.0
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from och_dist.store.model import split_model_path
 from och_dist.store.versions import seal, sha256, unseal
 
 CLUSTER = 7
+SECONDS = 240.0
 
 
 class Payload:
@@ -446,9 +447,9 @@ def faults(ground: Ground) -> Iterator[Fault]:
     certificates = Certificates(ground)
     yield Fault("make-certs with umask 0", certificates.deliver, certificates.check)
     strangers = Strangers(ground)
-    yield Fault("strangers at a TLS cluster", strangers.deliver, strangers.check, 120)
+    yield Fault("strangers at a TLS cluster", strangers.deliver, strangers.check, SECONDS)
     if ground.long:
         dask = StrangeDask(ground)
-        yield Fault("strangers with Dask's own client and worker", dask.deliver, dask.check, 120)
+        yield Fault("strangers with Dask's own client and worker", dask.deliver, dask.check, SECONDS)
     listeners = Listeners(ground)
-    yield Fault("sockets of a local cluster", listeners.deliver, listeners.check, 120)
+    yield Fault("sockets of a local cluster", listeners.deliver, listeners.check, SECONDS)

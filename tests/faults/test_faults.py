@@ -10,6 +10,7 @@ from faults.guards import GUARDS, broken
 from faults.run import GROUPS, LONG_ONLY, prepare, run
 
 
+@pytest.mark.timeout(600)  # each fault has a deadline of its own
 @pytest.mark.parametrize("group", [group for group in GROUPS if group not in LONG_ONLY])
 def test_every_fault_is_survived(group: str, tmp_path: Path) -> None:
     tally = run(group, Ground(tmp_path))
