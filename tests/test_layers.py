@@ -18,7 +18,7 @@ LAYERS: list[tuple[tuple[str, ...], set[str]]] = [
     (("hashers", "metrics"), {"numpy", "scipy", "numba", "sklearn", "threadpoolctl"}),
     (("store",), {"numpy", "scipy", "zarr", "obstore", "h5py", "pyarrow", "google_crc32c", "numcodecs"}),
     (("settings",), {"dask", "distributed"}),
-    (("graph", "outcome", "pinned", "tracing"), {"dask", "distributed"}),
+    (("graph", "outcome", "pinned", "tracing", "tree"), {"dask", "distributed"}),
     (("machine",), {"distributed", "threadpoolctl", "llvmlite"}),
     (("cluster", "tls", "worker"), {"dask", "distributed", "threadpoolctl", "numpy"}),
     (("stages",), {"numpy", "dask", "dask_ml", "sklearn", "google_crc32c", "distributed"}),

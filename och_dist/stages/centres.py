@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from och_dist import events
-from och_dist.graph import FAN_IN, reduce_tasks
+from och_dist.graph import reduce_tasks
 from och_dist.hashers.base import one_thread
 from och_dist.kernels.clusters import ClusterStats, block_clusters
 from och_dist.kernels.lloyd import ClusterSums, Round, begin_round, block_labels, block_sums, next_centres
 from och_dist.outcome import watched
 from och_dist.stages.common import Context, logger
 from och_dist.store.corpus import Corpus, CorpusRef
+from och_dist.tree import FAN_IN
 
 if TYPE_CHECKING:
     import dask.array as da

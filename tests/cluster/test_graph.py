@@ -19,7 +19,7 @@ import pytest
 from cluster_help import Separate, wait_until
 from cluster_tasks import Attempt
 
-from och_dist import errors, graph, outcome
+from och_dist import errors, graph, outcome, tree
 from och_dist.cluster import ClusterOptions, connect
 from och_dist.graph import map_tasks, reduce_tasks, scan_tasks
 from och_dist.stop import Listener
@@ -95,7 +95,7 @@ def test_in_this_process_only_a_few_values_of_each_level_are_held(shape: Any) ->
     Weighed.most = 0
     leaf = {reduce_tasks: lambda task, shared: Weighed(), scan_tasks: lambda task, shared: (Weighed(), task)}[shape]
     shape(leaf, range(520), lambda parts: Weighed(), client=None, name="weigh")
-    assert Weighed.most <= 4 * graph.FAN_IN
+    assert Weighed.most <= 4 * tree.FAN_IN
 
 
 AWKWARD: list[Any] = [(len, [1, 2]), ("same-0", 1), {"a": (len, [1])}, [(len, "ab")], "same-0", None, b"x", 1.5]
@@ -108,7 +108,7 @@ def test_tasks_are_data_whatever_they_look_like(client: Any) -> None:
 
 
 def graph_bytes(count: int, shared: np.ndarray, client: Any) -> int:
-    leaves = graph._LeavesThere(work.describe, range(count), client, "describe", shared, None, lambda task: 1)
+    leaves = tree.LeavesThere(work.describe, range(count), client, "describe", shared, None, lambda task: 1)
     root = leaves._tree(leaves.nodes, work.bracket)
     return len(pickle.dumps(dict(dask.optimize(root)[0].__dask_graph__())))
 
@@ -133,7 +133,7 @@ def test_progress_adds_up(client: Any) -> None:
 
 def test_progress_counts_a_task_once_however_often_it_ran() -> None:
     got: list[int] = []
-    count = graph._Count(got.append)
+    count = tree.Count(got.append)
     for event in [(0, 5), (1, 7), (0, 5), (2, 1)]:
         count((time.time(), event))
     assert got == [5, 7, 1]
