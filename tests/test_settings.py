@@ -62,6 +62,7 @@ def test_variables_and_files_of_the_user_win(tmp_path: Path) -> None:
     found = shown(tmp_path, DASK_OCH__GRACE="2s", DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES="9")
     assert (found["och"]["workers-timeout"], found["och"]["grace"], found["och"]["retries"]) == ("15m", "2s", 2)
     scheduler = found["distributed"]["scheduler"]
+    assert scheduler.pop("preload") == ["och_dist.monitor.dashboard"]
     assert scheduler == {"allowed-failures": 9, "no-workers-timeout": None, "worker-ttl": "5 minutes"}
     assert found["distributed"]["nanny"]["pre-spawn-environ"] == {
         "OMP_NUM_THREADS": 1, "OPENBLAS_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "NUMBA_NUM_THREADS": 4}  # fmt: skip

@@ -30,7 +30,7 @@ from zarr.errors import ContainsArrayError
 
 from och_dist import events
 from och_dist.errors import BadInputError, IntegrityError, OchError, UsageError
-from och_dist.store.keys import check_key
+from och_dist.store.keys import local_path
 from och_dist.store.objects import LocalObjects, Objects, storage_errors
 
 Codec = Literal["none", "lz4", "zstd"]
@@ -308,8 +308,8 @@ def _fill(objects: Objects, key: str, out: np.ndarray) -> int | None:
         if data is not None and len(data) == len(out):
             out[:] = np.frombuffer(data, np.uint8)
         return None if data is None else len(data)
-    path = objects.root / check_key(key)
-    with storage_errors(str(path)):
+    with storage_errors(f"{objects.url}/{key}"):
+        path = local_path(objects.root, key)
         try:
             with path.open("rb", buffering=0) as file:
                 size, done = os.fstat(file.fileno()).st_size, 0

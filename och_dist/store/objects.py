@@ -99,6 +99,9 @@ class Objects(ABC):
 
     def put(self, key: str, data: bytes) -> Put:
         """Put-if-absent. A response that got lost is settled by reading back."""
+        return self._put(key, data, begun=True)
+
+    def _put(self, key: str, data: bytes, *, begun: bool) -> Put:
         where = f"{self.url}/{check_key(key)}"
         for _ in range(ATTEMPTS):  # lost to an object that is gone again: S3 may answer so, and gc may delete
             failure: Exception | None = None
@@ -111,7 +114,7 @@ class Objects(ABC):
             if found is not None:
                 return self._settle(where, found == data)
             if failure is not None:
-                with storage_errors(where, begun=True):
+                with storage_errors(where, begun=begun):
                     raise failure
         raise ConflictError(f"{where} can be neither made nor read: something else lies in its place; move that away")
 
@@ -139,7 +142,7 @@ class Objects(ABC):
         key = f"{TEMPORARY}/probe-{uuid.uuid4().hex}"
         with storage_errors(self.url):
             try:
-                self.put(key, b"1")
+                self._put(key, b"1", begun=False)
                 refused = not self._create(key, b"2") and self.read(key) == b"1"
             finally:
                 self.delete(key)
@@ -163,7 +166,8 @@ class LocalObjects(Objects):
         return LocalObjects, (self.url,)
 
     def _path(self, key: str) -> Path:
-        return local_path(self.root, key)
+        with storage_errors(f"{self.root}/{key}"):
+            return local_path(self.root, key)
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
         path = self._path(key)
@@ -210,9 +214,10 @@ class LocalObjects(Objects):
                     yield path.relative_to(self.root).as_posix(), status.st_size, f"{status.st_mtime_ns}"
 
     def delete(self, key: str) -> None:
-        path = local_path(self.root, key, itself=False)
-        with storage_errors(str(path)), contextlib.suppress(NotADirectoryError):
-            path.unlink(missing_ok=True)
+        with storage_errors(f"{self.root}/{key}"):
+            path = local_path(self.root, key, itself=False)
+            with contextlib.suppress(NotADirectoryError):
+                path.unlink(missing_ok=True)
         for folder in path.parents:
             # The folder of temporary files stays: another writer may be about to make one in it.
             if folder in (self.root, self.root / TEMPORARY):
