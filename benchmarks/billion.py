@@ -67,7 +67,7 @@ class PeakMemory:
     """The largest resident memory of this process while it lasts."""
 
     def __enter__(self) -> PeakMemory:
-        self.peak, self._over = 0, threading.Event()
+        self.peak, self._over = psutil.Process().memory_info().rss, threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self

@@ -130,7 +130,7 @@ def kmeans_row(ground: Ground) -> Outcome:
         found["Dask-ML's loop"] = dask_ml_centres(held, seeds, sizes.rounds)
         outcome.figures["Dask-ML's loop"] = Figure((time.perf_counter() - start,))
     inertia = {name: squared_inertia(rows, centres) for name, centres in found.items()}
-    outcome.facts |= {"inertia": inertia, "rows": len(rows), "rounds": sizes.rounds}
+    outcome.facts["inertia"] = inertia
     outcome.ratio("time relative to faiss.Kmeans", "ours, rows on the workers", "faiss.Kmeans", 1.1)
     outcome.ratio("out of core, relative to faiss.Kmeans in memory", "ours, out of core", "faiss.Kmeans", 1.1)
     difference = max(abs(inertia[name] / inertia["faiss.Kmeans"] - 1) for name in inertia if name.startswith("ours"))
@@ -160,15 +160,15 @@ def solve_row(ground: Ground) -> Outcome:
     data = ground.training(sizes.kmeans_rows)
     outcome = Outcome("solve", f"{sizes.bits} bits, moments and centres given; ITQ on {sizes.solve_rows:,} rows")
     params = {"n_centres": sizes.centres} if sizes.dim < 960 else {}
-    outcome.figures = take_turns(
-        {
-            "OCH": lambda: make_hasher("och", sizes.bits, SEED, params).fit_training(data),
-            "ITQ": lambda: make_hasher("itq", sizes.bits, SEED, {}).fit_training(data),
-        },
-        sizes.repeats,
-        clock=time.process_time,
-    )
-    outcome.ratio("CPU time relative to ITQ", "OCH", "ITQ", 2.0)
+    actions = {
+        "OCH": lambda: make_hasher("och", sizes.bits, SEED, params).fit_training(data),
+        "ITQ, from the rows": lambda: make_hasher("itq", sizes.bits, SEED, {}).fit(data.rows),
+        "ITQ, moments given": lambda: make_hasher("itq", sizes.bits, SEED, {}).fit_training(data),
+    }
+    actions["OCH"]()  # compiles
+    outcome.figures = take_turns(actions, sizes.repeats, clock=time.process_time)
+    outcome.ratio("CPU time relative to ITQ on the rows", "OCH", "ITQ, from the rows", 2.0)
+    outcome.ratio("CPU time relative to ITQ with moments given", "OCH", "ITQ, moments given", 2.0)
     return outcome
 
 

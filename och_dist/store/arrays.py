@@ -12,11 +12,12 @@ import errno
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import google_crc32c
 import numpy as np
 import zarr
+from google_crc32c import value as checksum
 from zarr.abc.store import (
     ByteRequest,
     OffsetByteRequest,
@@ -252,12 +253,26 @@ def write_chunk(objects: Objects, prefix: str, chunk: int, block: np.ndarray) ->
             f"chunk {chunk} of {prefix} takes {(stop - start, array.shape[1])} {array.dtype}, "
             f"got {block.shape} {block.dtype}"
         )
-    array[start:stop] = block
-    store = array.store
-    assert isinstance(store, ObjectZarrStore)  # narrows the type: open_array made it
-    written = store.written[f"c/{chunk}/0"]
+    if is_plain(array):
+        written = _put_plain(objects, chunk_key(prefix, chunk), block, array.chunks[0])
+    else:
+        array[start:stop] = block
+        store = array.store
+        assert isinstance(store, ObjectZarrStore)  # narrows the type: open_array made it
+        written = store.written[f"c/{chunk}/0"]
     events.add(written=written.nbytes)
     return written
+
+
+def _put_plain(objects: Objects, key: str, block: np.ndarray, chunk_rows: int) -> Written:
+    """What Zarr would store for a chunk without compression, in one copy instead of three: padded rows and crc32c."""
+    values = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
+    data = np.empty(values.size // max(1, len(block)) * chunk_rows + 4, np.uint8)
+    data[: values.size], data[values.size : -4] = values, 0
+    crc = int(checksum(data[:-4]))
+    data[-4:] = np.frombuffer(crc.to_bytes(4, "little"), np.uint8)
+    objects.put(key, cast(bytes, data.data) if isinstance(objects, LocalObjects) else data.tobytes())
+    return Written(len(data), crc)
 
 
 def read_rows(array: zarr.Array, start: int, stop: int) -> np.ndarray:

@@ -102,7 +102,7 @@ def watched(secured: tuple[Processes, Separate, Path], reference: Reference) -> 
             found.paused, found.paused_page = before, shown(page)
             after = json.loads(get(status))
             agreed = found.paused_page["count-done"] == f"{before['chunks']['counts']['done']:,}"
-            return agreed and before["events"] == after["events"]
+            return agreed and found.paused_page["status"] == "running" and before["events"] == after["events"]
 
         wait_until(settled, step=0.3)
     finally:
