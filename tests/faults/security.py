@@ -94,7 +94,7 @@ def _forged_model(one: File, change: Callable[[dict[str, Any]], object], **files
         document["arrays"][name]["sha256"] = sha256(data)
     change(document)
     text = json.dumps(document).encode()
-    forged = source.parent / sha256(text)
+    forged = one.folder / "forged" / sha256(text)  # apart, so that the place has one true model
     shutil.copytree(source, forged)
     for name, data in files.items():
         (forged / f"{name}.npy").write_bytes(data)
@@ -119,8 +119,8 @@ def pickle_as_model_array(one: File) -> None:
 
 def pickle_as_model_document(one: File) -> None:
     text = one.pickled()
-    forged = Path(one.place.models) / sha256(text)
-    forged.mkdir()
+    forged = one.folder / "forged" / sha256(text)
+    forged.mkdir(parents=True)
     (forged / "model.json").write_bytes(text)
     _encode(one, forged)
 
