@@ -12,7 +12,7 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from och_dist import settings
@@ -185,3 +185,18 @@ def watched(client: Client) -> Iterator[None]:
         raise ours from error
     finally:
         over.set()
+
+
+def merged(merge: Callable[[Sequence[T]], T], parts: Sequence[T | Failure]) -> T | Failure:
+    """``merge`` of some parts, or the first failure among them."""
+    for part in parts:
+        if isinstance(part, Failure):
+            return part
+    return guarded(merge, parts)
+
+
+def unwrap(value: Any) -> Any:
+    """A value as it is; a failure is raised."""
+    if isinstance(value, Failure):
+        raise value.error
+    return value

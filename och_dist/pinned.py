@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from och_dist.outcome import POLL_SECONDS, Failure, Watch, guarded, retries, settle
+from och_dist.outcome import POLL_SECONDS, Failure, Watch, guarded, merged, retries, settle, unwrap
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -83,9 +83,9 @@ def ask(
         found = [part for answer in answers.values() if not isinstance(answer, Exception) for part in answer]
         keys = [key for part, _ in found for key in part]
         if merge is not None:  # a value that two workers hold would be counted twice
-            return [_unwrap(value) for _, value in found] if sorted(keys) == sorted(wanted) else None
+            return [unwrap(value) for _, value in found] if sorted(keys) == sorted(wanted) else None
         by_key = dict(zip(keys, (value for _, value in found), strict=True))
-        return [_unwrap(by_key[key]) for key in wanted] if len(by_key) == len(wanted) else None
+        return [unwrap(by_key[key]) for key in wanted] if len(by_key) == len(wanted) else None
 
     return finish
 
@@ -143,24 +143,11 @@ def start(
     level = _mapped(_on_value, [[function] * len(pinned), pinned, payloads], client, name)
     while len(level) > FAN_IN:
         groups = [level[i : i + FAN_IN] for i in range(0, len(level), FAN_IN)]
-        level = _mapped(_merged, [[merge] * len(groups), groups], client, f"merge_{name}")
+        level = _mapped(merged, [[merge] * len(groups), groups], client, f"merge_{name}")
     watch = Watch(client)
 
     def finish() -> Any:
         parts = settle(level, watch)
-        return _unwrap(parts if isinstance(parts, Failure) else _merged(merge, parts))
+        return unwrap(parts if isinstance(parts, Failure) else merged(merge, parts))
 
     return finish
-
-
-def _merged(merge: Merge, parts: Sequence[Any]) -> Any:
-    for part in parts:
-        if isinstance(part, Failure):
-            return part
-    return guarded(merge, parts)
-
-
-def _unwrap(value: Any) -> Any:
-    if isinstance(value, Failure):
-        raise value.error
-    return value

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from och_dist.outcome import Failure, Watch, guarded, patient, retries, settle
+from och_dist.outcome import Failure, Watch, merged, patient, retries, settle, unwrap
 from och_dist.tracing import Mark, Trace, traced
 
 if TYPE_CHECKING:
@@ -19,19 +19,6 @@ Task = Any
 
 FAN_IN = 8
 SIDES = ((0, "sum"), (1, "keep"))
-
-
-def _merged(merge: Callable[[Sequence[T]], T], parts: Sequence[T | Failure]) -> T | Failure:
-    for part in parts:
-        if isinstance(part, Failure):
-            return part
-    return guarded(merge, parts)
-
-
-def _unwrap(value: Any) -> Any:
-    if isinstance(value, Failure):
-        raise value.error
-    return value
 
 
 def _part(value: Any, number: int) -> Any:
@@ -72,7 +59,7 @@ def _reduced(values: Iterator[T | Failure], merge: Callable[[Sequence[T]], T]) -
     def lift(depth: int) -> None:
         if depth + 1 == len(levels):
             levels.append([])
-        levels[depth + 1].append(_merged(merge, levels[depth]))
+        levels[depth + 1].append(merged(merge, levels[depth]))
         levels[depth] = []
 
     for value in values:
@@ -86,7 +73,7 @@ def _reduced(values: Iterator[T | Failure], merge: Callable[[Sequence[T]], T]) -
         if levels[depth]:
             lift(depth)
         depth += 1
-    return _unwrap(levels[depth][0])
+    return unwrap(levels[depth][0])
 
 
 def _leaf(
@@ -138,7 +125,7 @@ class LeavesThere:
     def _tree(self, level: list[Any], merge: Callable[[Sequence[T]], T]) -> Any:
         from dask import delayed
 
-        combine, depth = delayed(_merged, pure=False), 0
+        combine, depth = delayed(merged, pure=False), 0
         while depth == 0 or len(level) > 1:
             level = [
                 combine(
@@ -157,7 +144,7 @@ class LeavesThere:
         watch, done = Watch(self.client), False
         try:
             futures = self.client.compute([root, *kept], retries=retries())
-            value = _unwrap(_await(futures[0], watch))
+            value = unwrap(_await(futures[0], watch))
             done = True
             return value, futures[1:]
         finally:

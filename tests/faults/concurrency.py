@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from faults.ground import CHUNK, FIRST, NOTHING, Ground, check_index, compare
+from faults.ground import CHUNK, FIRST, NOTHING, Ground, check_index, compare, race
 from faults.runner import Fault, Harm, NotDelivered
 from index_help import live_codes
 
@@ -37,27 +36,8 @@ class Drivers:
     def deliver(self) -> int:
         self.place = self.ground.copy(self.ground.trained)
         arguments = [[self.place.corpus, self.place.index, self.place.model(m), str(CHUNK)] for m in self.models]
-        started = [
-            subprocess.Popen(
-                [sys.executable, "-c", DRIVER, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            for words in arguments
-        ]
-        try:
-            for process in started:
-                assert process.stdout is not None
-                if process.stdout.readline() != "ready\n":
-                    raise NotDelivered("a driver did not start")
-            for process in started:
-                assert process.stdin is not None
-                process.stdin.write("\n")
-                process.stdin.flush()
-            self.codes = [process.wait(100) for process in started]
-        finally:
-            for process in started:
-                process.kill()
-                process.communicate()
-        return len(started)
+        self.codes = race([[sys.executable, "-c", DRIVER, *words] for words in arguments])
+        return len(self.codes)
 
     def check(self) -> None:
         if any(self.codes):

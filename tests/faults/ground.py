@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+import subprocess
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from faults.runner import Harm
+from faults.runner import Harm, NotDelivered
 from index_help import live_codes, without
 
 from och_dist.stages.delete import delete
@@ -147,6 +148,25 @@ class Ground:
                 wrong=wrong + max(0, len(found) - rows),
             )
         verify(place.corpus)
+
+
+def race(commands: Sequence[Sequence[str]]) -> list[int]:
+    """Exit codes of processes that say 'ready', and then are let go all at once."""
+    started = [subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for words in commands]
+    try:
+        for process in started:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise NotDelivered("a driver did not start")
+        for process in started:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        return [process.wait(100) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
 
 
 def append(place: Place, file: Path) -> None:

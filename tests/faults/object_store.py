@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
 import sys
 import threading
 import uuid
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 from faults.concurrency import DRIVER
 from faults.crash_points import CrashPoint, Flow, flows
-from faults.ground import CHUNK, FIRST, GONE, ROWS, Ground, Place, check_index, compare
+from faults.ground import CHUNK, FIRST, GONE, ROWS, Ground, Place, check_index, compare, race
 from faults.runner import Fault, Harm, NotDelivered, Skipped
 from index_help import live_codes
 from s3_service import BUCKET, App, OneAtATime, cut, failed, s3_service
@@ -312,21 +311,7 @@ class Processes:
     def deliver(self) -> None:
         place = self.place = _trained(self.service)
         words = [sys.executable, "-c", DRIVER, place.corpus, place.index, place.model(), str(CHUNK)]
-        started = [subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-        try:
-            for process in started:
-                assert process.stdout is not None
-                if process.stdout.readline() != "ready\n":
-                    raise NotDelivered("a driver did not start")
-            for process in started:
-                assert process.stdin is not None
-                process.stdin.write("\n")
-                process.stdin.flush()
-            self.codes = [process.wait(100) for process in started]
-        finally:
-            for process in started:
-                process.kill()
-                process.communicate()
+        self.codes = race([words] * 3)
 
     def check(self) -> None:
         if any(self.codes):
