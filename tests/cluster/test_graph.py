@@ -259,11 +259,11 @@ def test_a_task_that_takes_down_its_worker_ends_in_a_sentence(client: Any) -> No
     with pytest.raises(errors.IncompleteError, match=r"every worker that task die-\w+-\d was given to died") as caught:
         map_tasks(work.die, range(6), client=client, name="die")
     assert caught.value.exit_code == 5
-    client.wait_for_workers(2, timeout=30)
+    client.wait_for_workers(2, timeout=120)
 
 
 def test_a_result_that_died_with_its_worker_is_made_again(client: Any) -> None:
-    client.wait_for_workers(2, timeout=30)
+    client.wait_for_workers(2, timeout=120)
     future = client.submit(work.slow_pid, 1.0, key="slow_pid-lost", pure=False)
     first = future.result(timeout=30)
     psutil.Process(first).kill()
@@ -271,7 +271,7 @@ def test_a_result_that_died_with_its_worker_is_made_again(client: Any) -> None:
     again = outcome.settle(future, outcome.Watch(client))  # of the same key, on another process
     assert isinstance(again, int)
     assert again != first
-    client.wait_for_workers(2, timeout=30)
+    client.wait_for_workers(2, timeout=120)
 
 
 def test_all_workers_gone(fragile: Separate, monkeypatch: pytest.MonkeyPatch) -> None:
