@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from och_dist.errors import ClusterError
-from och_dist.outcome import POLL_SECONDS, Failure, Watch, answer_seconds, patient, retries, settle
+from och_dist.outcome import POLL_SECONDS, Failure, Watch, answer_seconds, patient, retries, settle, unwrap
 from och_dist.stop import Listener, listening
 from och_dist.tracing import Trace, traced
 from och_dist.tree import LeavesHere, LeavesThere
@@ -59,13 +59,7 @@ def map_tasks(
                 if advance is not None and not isinstance(outcome, Failure):
                     advance(weight(tasks[number]))
         listener.obey()
-    values = []
-    for number in range(len(tasks)):
-        value = results[number]
-        if isinstance(value, Failure):
-            raise value.error
-        values.append(value)
-    return values
+    return [unwrap(results[number]) for number in range(len(tasks))]
 
 
 def _map_here(
