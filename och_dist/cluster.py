@@ -278,11 +278,22 @@ def check_memory(client: Client | None, task_bytes: int, what: str) -> None:
     """Refuse work whose one task cannot fit a worker, before anything starts."""
     if client is None:
         return
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    for worker in workers:
+    for worker in _workers(client):
         limit, threads = worker.get("memory_limit") or 0, worker.get("nthreads") or 1
         if limit and task_bytes * threads > limit * 0.7:
             raise UsageError(
                 f"{what} needs about {task_bytes / 1e6:.0f} MB per thread, but a worker has {limit / 1e6:.0f} MB for "
                 f"{threads} threads; use smaller chunks (--chunk-rows), fewer threads or a larger --memory-limit"
             )
+
+
+def least_memory(client: Client | None) -> int:
+    """Bytes that every thread of every worker may use; none without workers, a terabyte for workers without limits."""
+    if client is None:
+        return 0
+    shares = [(worker.get("memory_limit") or 1 << 40) // (worker.get("nthreads") or 1) for worker in _workers(client)]
+    return min(shares, default=0)
+
+
+def _workers(client: Client) -> list[dict[str, Any]]:
+    return list(client.scheduler_info(n_workers=-1)["workers"].values())

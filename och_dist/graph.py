@@ -178,6 +178,26 @@ def reduce_tasks(
     return leaves.reduce(merge)
 
 
+def reduce_in_pieces(
+    function: Callable[..., T],
+    tasks: Sequence[Task],
+    merge: Callable[[Sequence[T]], T],
+    *,
+    pieces: int,
+    cut: Callable[[T, int], T],
+    finish: Callable[[T], T],
+    client: Client | None,
+    name: str,
+    shared: Any = None,
+) -> Iterator[T]:
+    """:func:`reduce_tasks` whose result is too large to be held: ``finish(cut(result, number))`` for each piece.
+
+    ``cut`` and ``merge`` may be applied in either order. Only one piece at a time is in this process.
+    """
+    leaves = _leaves(function, tasks, client, name, shared, None, lambda task: 1)
+    return leaves.pieces(merge, cut, finish, pieces)
+
+
 def scan_tasks(
     function: Callable[..., tuple[T, Any]],
     tasks: Sequence[Task],

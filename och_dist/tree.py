@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from och_dist.outcome import Failure, Watch, merged, patient, retries, settle, unwrap
+from och_dist.outcome import Failure, Watch, guarded, merged, patient, retries, settle, unwrap
 from och_dist.tracing import Mark, Trace, traced
 
 if TYPE_CHECKING:
@@ -23,6 +24,15 @@ SIDES = ((0, "sum"), (1, "keep"))
 
 def _part(value: Any, number: int) -> Any:
     return value if isinstance(value, Failure) else value[number]
+
+
+def _cut(cut: Callable[[T, int], T], value: T | Failure, number: int) -> T | Failure:
+    return value if isinstance(value, Failure) else guarded(cut, value, number)
+
+
+def _finished(finish: Callable[[T], T], merge: Callable[[Sequence[T]], T], parts: Sequence[T | Failure]) -> T | Failure:
+    value = merged(merge, parts)
+    return value if isinstance(value, Failure) else guarded(finish, value)
 
 
 class LeavesHere:
@@ -40,6 +50,11 @@ class LeavesHere:
 
     def reduce(self, merge: Callable[[Sequence[T]], T]) -> Any:
         return _reduced(self._values(), merge)
+
+    def pieces(self, merge: Any, cut: Any, finish: Any, count: int) -> Iterator[Any]:
+        whole = self.reduce(merge)
+        for number in range(count):
+            yield finish(cut(whole, number))
 
     def scan(self, merge: Callable[[Sequence[T]], T]) -> tuple[Any, list[Any]]:
         kept: list[Any] = []
@@ -122,11 +137,12 @@ class LeavesThere:
             for number, task in enumerate(tasks)
         ]
 
-    def _tree(self, level: list[Any], merge: Callable[[Sequence[T]], T]) -> Any:
+    def _tree(self, level: list[Any], merge: Callable[[Sequence[T]], T], width: int = 1) -> list[Any]:
+        """The nodes of the first level of at most ``width`` above the leaves."""
         from dask import delayed
 
         combine, depth = delayed(merged, pure=False), 0
-        while depth == 0 or len(level) > 1:
+        while depth == 0 or len(level) > width:
             level = [
                 combine(
                     merge,
@@ -136,7 +152,7 @@ class LeavesThere:
                 for i in range(0, len(level), FAN_IN)
             ]
             depth += 1
-        return level[0]
+        return level
 
     def _run(self, root: Any, kept: list[Any]) -> tuple[Any, list[Any]]:
         if self.topic is not None:
@@ -154,7 +170,39 @@ class LeavesThere:
                     self.client.unsubscribe_topic(self.topic)
 
     def reduce(self, merge: Callable[[Sequence[T]], T]) -> Any:
-        return self._run(self._tree(self.nodes, merge), [])[0]
+        return self._run(self._tree(self.nodes, merge)[0], [])[0]
+
+    def pieces(self, merge: Any, cut: Any, finish: Any, count: int) -> Iterator[Any]:
+        """The last two merges once for each piece, on the workers, from what the level below them has of this piece."""
+        from dask import delayed
+
+        part, last = delayed(_cut, pure=False), delayed(_finished, pure=False)
+        level, end = self._tree(self.nodes, merge, FAN_IN**2), f"{self.name}-{self.token}"
+        roots = [
+            last(
+                finish,
+                merge,
+                [part(cut, node, number, dask_key_name=f"cut_{end}-{number}-{i}") for i, node in enumerate(level)],
+                dask_key_name=f"finish_{end}-{number}",
+            )
+            for number in range(count)
+        ]
+        watch, done = Watch(self.client), False
+        futures = self.client.compute(roots, retries=retries())
+        with ThreadPoolExecutor(1) as fetching:  # the next piece comes while this one is used
+            try:
+                ahead = fetching.submit(_await, futures[0], watch)
+                for number in range(count):
+                    value = unwrap(ahead.result())
+                    futures[number] = None  # the workers may forget it
+                    if number + 1 < count:
+                        ahead = fetching.submit(_await, futures[number + 1], watch)
+                    yield value
+                done = True
+            finally:
+                self.trace.end(done=done)
+                with contextlib.suppress(Exception):
+                    self.client.cancel([future for future in futures if future is not None], force=True)
 
     def scan(self, merge: Callable[[Sequence[T]], T]) -> tuple[Any, list[Any]]:
         from dask import delayed
@@ -164,7 +212,7 @@ class LeavesThere:
             [part(node, side, dask_key_name=f"{label}_{self.name}-{self.token}-{number}") for side, label in SIDES]
             for number, node in enumerate(self.nodes)
         ]
-        return self._run(self._tree([first for first, _ in pairs], merge), [second for _, second in pairs])
+        return self._run(self._tree([first for first, _ in pairs], merge)[0], [second for _, second in pairs])
 
 
 class Count:

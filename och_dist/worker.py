@@ -60,8 +60,9 @@ def warm_kernels() -> None:
     """Compile the hot kernels for float32 rows and 64-bit codes; other types compile when they first come up."""
     import numpy as np
 
+    from och_dist.kernels.candidates import merge_candidates
     from och_dist.kernels.clusters import block_clusters
-    from och_dist.kernels.euclidean import euclidean_top_k, merge_candidates
+    from och_dist.kernels.euclidean import euclidean_top_k
     from och_dist.kernels.hamming import (
         SAMPLE_FROM,
         hamming_histogram,
@@ -80,7 +81,7 @@ def warm_kernels() -> None:
     block_sums(rows, begin_round(rows[:2]))
     codes = encode_linear(rows, np.zeros(4, np.float32), np.ones((4, 8), np.float32), np.zeros(8, np.float32))
     count_ones(codes, 8)
-    merge_candidates([euclidean_top_k(rows, rows, 2)], 2)
+    merge_candidates([euclidean_top_k(rows, rows, 2)] * 2, 2).rank()
     words, first = code_words(codes), np.zeros(1, np.int64)
     # Codes of up to 32 bits have a type of their own, many codes a scan of a sample before the scan.
     for packed, bits in ((codes, 8), (np.zeros((SAMPLE_FROM, 8), np.uint8), 64)):

@@ -19,6 +19,8 @@ from och_dist import settings, stop, worker
 from och_dist.cluster import ClusterOptions, connect
 from och_dist.errors import UsageError
 
+MEMORY = {"MALLOC_TRIM_THRESHOLD_": 128 << 20, "MALLOC_MMAP_THRESHOLD_": 32 << 20}
+
 
 def shown(folder: Path, *words: str, code: int = 0, **variables: str) -> Any:
     """What 'och settings --json' prints in a process of its own, whose home is ``folder``."""
@@ -38,7 +40,7 @@ def shown(folder: Path, *words: str, code: int = 0, **variables: str) -> Any:
 def test_the_file_is_in_force_by_default(tmp_path: Path) -> None:
     assert shown(tmp_path) == settings.defaults()
     environ = settings.defaults()["distributed"]["nanny"]["pre-spawn-environ"]
-    assert environ == dict.fromkeys((*worker.BLAS_LIMITS, "NUMBA_NUM_THREADS"), 1)
+    assert environ == dict.fromkeys((*worker.BLAS_LIMITS, "NUMBA_NUM_THREADS"), 1) | MEMORY
     with dask.config.set({"och.grace": settings.defaults()["och"]["grace"]}):
         assert settings.seconds("grace") == stop.GRACE_SECONDS
 
@@ -65,7 +67,7 @@ def test_variables_and_files_of_the_user_win(tmp_path: Path) -> None:
     assert scheduler.pop("preload") == ["och_dist.monitor.dashboard"]
     assert scheduler == {"allowed-failures": 9, "no-workers-timeout": None, "worker-ttl": "5 minutes"}
     assert found["distributed"]["nanny"]["pre-spawn-environ"] == {
-        "OMP_NUM_THREADS": 1, "OPENBLAS_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "NUMBA_NUM_THREADS": 4}  # fmt: skip
+        "OMP_NUM_THREADS": 1, "OPENBLAS_NUM_THREADS": 1, "MKL_NUM_THREADS": 1, "NUMBA_NUM_THREADS": 4} | MEMORY  # fmt: skip
 
 
 def test_a_setting_that_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -11,50 +11,28 @@ is measured, never what is returned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import reduce
-
 import numpy as np
 from numba import njit
 
 from och_dist.errors import UsageError
+from och_dist.kernels.candidates import Candidates, gather_nearest, keep_nearest
+from och_dist.kernels.euclidean_vectors import MASKED, lane_sums, near_rows
+from och_dist.kernels.hamming_vectors import lowest_bit
 from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
 from och_dist.kernels.project import LANES, ROUNDOFF, SAFETY, UNDERFLOW, centre_rows
 
-ROWS_PER_BLOCK = 2048
+ROWS_PER_BLOCK = 1024
 QUERIES_PER_TILE = 512
 PAIRS_PER_STEP = 1024
+STRIP = 128
+"""Rows that meet all queries of a tile before the next rows do: few enough to stay in a core's own cache."""
+
+SPARE = 12
+"""Least number of candidates beyond k that are kept before they are cut back to the nearest k."""
 
 NORM_LIMIT = 1e18
-"""Rows and queries farther than this from the centre could overflow float32: they are always measured
+"""Rows and queries farther than half of this from the centre could overflow float32: they are always measured
 exactly."""
-
-
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """Neighbours of q queries, query i at ``offsets[i]:offsets[i + 1]`` and sorted by (distance, row).
-
-    ``offsets`` (q + 1,) int64, squared ``distances`` (m,) float64, ``rows`` (m,) int64.
-    """
-
-    offsets: np.ndarray
-    distances: np.ndarray
-    rows: np.ndarray
-
-    def dense(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Distances and rows (q, w) of the first w = min(k, candidates of a query), the same for all
-        queries."""
-        counts = np.minimum(np.diff(self.offsets), k)
-        if counts.size == 0:
-            return np.empty((0, k)), np.empty((0, k), dtype=np.int64)
-        if counts.min() != counts.max():
-            raise UsageError(
-                f"queries have between {counts.min()} and {counts.max()} candidates; expected one number: "
-                "lower k or search without limits"
-            )
-        index = self.offsets[:-1, None] + np.arange(counts[0])
-        return self.distances[index], self.rows[index]
 
 
 def exact_distances(queries: np.ndarray, block: np.ndarray, pair_query: np.ndarray, pair_row: np.ndarray) -> np.ndarray:
@@ -66,8 +44,7 @@ def exact_distances(queries: np.ndarray, block: np.ndarray, pair_query: np.ndarr
     distances = np.empty(pair_query.shape[0], dtype=np.float64)
     for start in range(0, distances.size, PAIRS_PER_STEP):
         step = slice(start, start + PAIRS_PER_STEP)
-        left = queries[pair_query[step]].astype(np.float64)
-        _row_distances(left, as_float_rows(block[pair_row[step]]), distances[step])
+        _row_distances(as_float_rows(queries[pair_query[step]]), as_float_rows(block[pair_row[step]]), distances[step])
     return distances
 
 
@@ -82,7 +59,7 @@ def euclidean_top_k(
     """The k nearest rows of ``block`` (n, d) to each of ``queries`` (q, d), rows counted from ``first_row``.
 
     With ``limit`` (q,) only rows at squared distances up to and including it are returned, so that a
-    query may have fewer. Memory beside the result: about 2,048 rows and a tile of 512 queries in float32.
+    query may have fewer. Memory beside the result: about 1,024 rows and a tile of 512 queries in float32.
     """
     if k < 0:
         raise UsageError(f"k={k}; expected a number of neighbours of at least 0")
@@ -94,84 +71,65 @@ def euclidean_top_k(
     if limits.shape != (q,) or np.isnan(limits).any():
         raise UsageError(f"limits of shape {limits.shape}; expected one number for each of {q} queries")
     width = min(int(k), n)
-    distances, rows = np.empty((q, width)), np.empty((q, width), dtype=np.int64)
+    room = min(n, width + max(SPARE, width // 2))
+    distances, rows = np.empty((q, room)), np.empty((q, room), dtype=np.int64)
     filled = np.zeros(q, dtype=np.int64)
     if width and q:
-        _scan_block(queries, block, first_row, limits, (distances, rows, filled))
-    _sort_heaps(distances, rows, filled)
-    offsets = np.concatenate(([0], np.cumsum(filled)))
-    kept = np.arange(width) < filled[:, None]
-    return Candidates(offsets, distances[kept], rows[kept])
+        _scan_block(queries, block, first_row, width, (distances, rows, filled, limits.copy()))
+    return gather_nearest(np.arange(q) * room, filled, distances.reshape(-1), rows.reshape(-1), width)
 
 
-def merge_candidates(parts: Sequence[Candidates], k: int) -> Candidates:
-    """The first k of several results for the same queries and disjoint rows."""
-    if not parts:
-        raise UsageError("no partial results to merge; expected at least one")
-    if len({part.offsets.size for part in parts}) != 1:
-        raise UsageError("the partial results are of different numbers of queries; expected one and the same")
-
-    def merge(left: Candidates, right: Candidates) -> Candidates:
-        counts = np.minimum(np.diff(left.offsets) + np.diff(right.offsets), k)
-        offsets = np.concatenate(([0], np.cumsum(counts)))
-        distances, rows = np.empty(offsets[-1]), np.empty(offsets[-1], dtype=np.int64)
-        _merge_sorted(
-            *(left.offsets, left.distances, left.rows),
-            *(right.offsets, right.distances, right.rows),
-            *(offsets, distances, rows),
-        )
-        return Candidates(offsets, distances, rows)
-
-    none = Candidates(np.zeros_like(parts[0].offsets), np.empty(0), np.empty(0, dtype=np.int64))
-    return reduce(merge, parts, none)
-
-
-def _scan_block(
-    queries: np.ndarray,
-    block: np.ndarray,
-    first_row: int,
-    limits: np.ndarray,
-    heaps: tuple[np.ndarray, np.ndarray, np.ndarray],
-) -> None:
-    """Push the rows of ``block`` into the ``heaps`` (distances, rows, filled) of all queries."""
+def _scan_block(queries: np.ndarray, block: np.ndarray, first_row: int, k: int, found: tuple[np.ndarray, ...]) -> None:
+    """Add the rows of ``block`` to what is ``found``: distances and rows (q, room), how many of them are filled (q,),
+    and the distances (q,) beyond which no row counts."""
     q, d = queries.shape
-    exact_queries = queries.astype(np.float64)
+    exact_queries = as_float_rows(queries)
     # Near the queries the cancellation in |x|^2 + |q|^2 - 2 x.q is least; one query alone has none at all.
     with np.errstate(over="ignore"):
-        centre = np.clip(exact_queries.mean(axis=0), -1e37, 1e37).astype(np.float32)
+        centre = np.clip(exact_queries.mean(axis=0, dtype=np.float64), -1e37, 1e37).astype(np.float32)
     near_queries, query_squared = np.empty((q, d), dtype=np.float32), np.empty(q)
-    centre_rows(as_float_rows(queries), centre, near_queries, query_squared)
+    centre_rows(exact_queries, centre, near_queries, query_squared)
+    share, lost = _slack(d)
+    query_halves = np.where(query_squared <= NORM_LIMIT**2 / 4, (share * query_squared - lost) / 2, -np.inf)
     size = min(ROWS_PER_BLOCK, block.shape[0])
-    near_rows, row_squared = np.empty((size, d), dtype=np.float32), np.empty(size)
-    products = np.empty((min(QUERIES_PER_TILE, q), size), dtype=np.float32)
+    wide = -(-size // MASKED) * MASKED
+    centred, row_squared = np.empty((size, d), dtype=np.float32), np.empty(size)
+    products, row_halves = np.zeros((min(QUERIES_PER_TILE, q), wide), np.float32), np.zeros(wide, np.float32)
     for start in range(0, block.shape[0], size):
         rows = as_float_rows(block[start : start + size])
         m = rows.shape[0]
-        centre_rows(rows, centre, near_rows[:m], row_squared[:m])
+        centre_rows(rows, centre, centred[:m], row_squared[:m])
         if not np.isfinite(row_squared[:m]).all():
             check_finite(block, first_row=first_row)
+        small = row_squared[:m] <= NORM_LIMIT**2 / 4
+        row_halves[:m] = _round_down(np.where(small, share * row_squared[:m] / 2, -np.inf))
         for first in range(0, q, QUERIES_PER_TILE):
             tile = slice(first, min(first + QUERIES_PER_TILE, q))
-            product = products[: tile.stop - first, :m]
+            product = products[: tile.stop - first]
             with np.errstate(over="ignore", invalid="ignore"):
-                np.matmul(near_queries[tile], near_rows[:m].T, out=product)
+                np.matmul(near_queries[tile], centred[:m].T, out=product[:, :m])
             _push_near(
-                *(product, np.sqrt(query_squared[tile]), np.sqrt(row_squared[:m]), _slack(d)),
-                *(exact_queries[tile], rows, first_row + start, limits[tile]),
-                *(heap[tile] for heap in heaps),
+                *(product, query_halves[tile], row_halves, exact_queries[tile], rows, first_row + start, k),
+                *(part[tile] for part in found),
             )
 
 
-def _slack(d: int) -> tuple[float, float, float]:
-    """Error of |x'|^2 + |q'|^2 - 2 x'.q' as a squared distance of x and q: a |x'||q'| + b (|x'| + |q'|)^2
-    + c.
+def _slack(d: int) -> tuple[float, float]:
+    """(s, c) such that s (|x'|^2 + |q'|^2) - 2 x'.q' - c, with the product in float32, is at most the squared distance
+    of x and q.
 
-    a: the float32 product, for any order of summation. b: rounding x - centre to float32 moves x' and q'
-    by at most ROUNDOFF of their norms, their distance s by twice that times s; c: products lost to
-    underflow.
+    The error of |x'|^2 + |q'|^2 - 2 x'.q' is at most a |x'||q'| + b (|x'| + |q'|)^2 + c. a: the float32 product, for
+    any order of summation. b: rounding x - centre to float32 moves x' and q' by at most ROUNDOFF of their norms, their
+    distance s by twice that times s; c: products lost to underflow. And |x'||q'| <= (|x'|^2 + |q'|^2) / 2.
     """
     gamma = d * ROUNDOFF / (1.0 - d * ROUNDOFF) if d * ROUNDOFF < 0.5 else np.inf
-    return SAFETY * 2.0 * gamma, SAFETY * 3.0 * ROUNDOFF, SAFETY * 2.0 * d * UNDERFLOW
+    a, b, c = SAFETY * 2.0 * gamma, SAFETY * 3.0 * ROUNDOFF, SAFETY * 2.0 * d * UNDERFLOW
+    return 1.0 - (a / 2.0 + 2.0 * b), c
+
+
+def _round_down(values: np.ndarray) -> np.ndarray:
+    """Float32 numbers that are at most ``values``."""
+    return np.nextafter(values.astype(np.float32), np.float32(-np.inf))
 
 
 @njit(nogil=True)
@@ -179,14 +137,9 @@ def squared_distance(queries, q, rows, i, partial):  # type: ignore[no-untyped-d
     """The distance as the module defines it; ``partial`` (LANES,) float64 is scratch."""
     d = rows.shape[1]
     whole = d - d % LANES
-    for lane in range(LANES):
-        partial[lane] = 0.0
-    for j in range(0, whole, LANES):
-        for lane in range(LANES):
-            difference = np.float64(rows[i, j + lane]) - queries[q, j + lane]
-            partial[lane] += difference * difference
+    lane_sums(queries, q, rows, i, partial)
     for j in range(whole, d):
-        difference = np.float64(rows[i, j]) - queries[q, j]
+        difference = np.float64(rows[i, j]) - np.float64(queries[q, j])
         partial[j - whole] += difference * difference
     half = LANES // 2
     while half > 0:
@@ -197,113 +150,40 @@ def squared_distance(queries, q, rows, i, partial):  # type: ignore[no-untyped-d
 
 
 @njit(nogil=True)
+def _push_near(  # type: ignore[no-untyped-def]
+    product, query_halves, row_halves, queries, rows, first_row, k, distances, found, filled, bars
+):
+    """Measure and keep every row whose lower bound does not exceed the query's bar.
+
+    Half of the bound is query_half + row_half - product. A row is far if product - row_half < query_half - bar / 2, in
+    float32: rounding to nearest keeps order, so that no row within the bar is taken for a far one.
+    """
+    partial = np.empty(LANES, dtype=np.float64)
+    room = distances.shape[1]
+    for strip in range(0, rows.shape[0], STRIP):
+        for q in range(product.shape[0]):
+            least = np.float32(query_halves[q] - 0.5 * bars[q])
+            for start in range(strip, min(strip + STRIP, rows.shape[0]), MASKED):
+                left = near_rows(product, q, start, row_halves, least)
+                while left != 0:
+                    i = start + lowest_bit(left)
+                    left &= left - np.uint64(1)
+                    if i >= rows.shape[0] or product[q, i] - row_halves[i] < least:
+                        continue
+                    distance = squared_distance(queries, q, rows, i, partial)
+                    if distance > bars[q]:
+                        continue
+                    distances[q, filled[q]], found[q, filled[q]] = distance, first_row + i
+                    filled[q] += 1
+                    if filled[q] == room and room > k:
+                        # Rows come in ascending order: one at the k-th distance itself is behind all that are there.
+                        bar = keep_nearest(distances[q], found[q], k)
+                        bars[q], filled[q] = min(bars[q], np.nextafter(bar, -np.inf)), k
+                        least = np.float32(query_halves[q] - 0.5 * bars[q])
+
+
+@njit(nogil=True)
 def _row_distances(left, right, distances):  # type: ignore[no-untyped-def]
     partial = np.empty(LANES, dtype=np.float64)
     for i in range(left.shape[0]):
         distances[i] = squared_distance(left, i, right, i, partial)
-
-
-@njit(nogil=True)
-def _push_near(  # type: ignore[no-untyped-def]
-    product, query_norms, row_norms, slack, queries, rows, first_row, limits, distances, heap_rows, filled
-):
-    """Measure and push every row whose lower bound does not exceed the query's k-th distance or limit."""
-    partial = np.empty(LANES, dtype=np.float64)
-    k = distances.shape[1]
-    for q in range(product.shape[0]):
-        bar = distances[q, 0] if filled[q] == k else np.inf
-        for i in range(product.shape[1]):
-            query_norm, row_norm = query_norms[q], row_norms[i]
-            reach = query_norm + row_norm
-            both = query_norm * row_norm
-            lower = reach * reach - 2.0 * both - 2.0 * np.float64(product[q, i])
-            lower -= slack[0] * both + slack[1] * reach * reach + slack[2]
-            if reach <= NORM_LIMIT and (lower > bar or lower > limits[q]):
-                continue
-            distance = squared_distance(queries, q, rows, i, partial)
-            # Rows come in ascending order, so a row at the k-th distance itself is behind all that are there.
-            if distance > limits[q] or (filled[q] == k and distance >= bar):
-                continue
-            filled[q] = _push(distances[q], heap_rows[q], filled[q], distance, first_row + i)
-            bar = distances[q, 0] if filled[q] == k else np.inf
-
-
-@njit(nogil=True)
-def _push(distances, rows, filled, distance, row):  # type: ignore[no-untyped-def]
-    """Add to a heap with the largest (distance, row) on top, in place of the top if it is full; the new
-    size."""
-    if filled == distances.shape[0]:
-        distances[0] = distance
-        rows[0] = row
-        _sift_down(distances, rows, 0, filled)
-        return filled
-    at = filled
-    while at > 0:
-        parent = (at - 1) // 2
-        if distances[parent] > distance:  # at an equal distance the new row is the larger one
-            break
-        distances[at] = distances[parent]
-        rows[at] = rows[parent]
-        at = parent
-    distances[at] = distance
-    rows[at] = row
-    return filled + 1
-
-
-@njit(nogil=True)
-def _sift_down(distances, rows, at, size):  # type: ignore[no-untyped-def]
-    distance, row = distances[at], rows[at]
-    while True:
-        child = 2 * at + 1
-        if child >= size:
-            break
-        other = child + 1
-        if other < size and (
-            distances[other] > distances[child] or (distances[other] == distances[child] and rows[other] > rows[child])
-        ):
-            child = other
-        if distances[child] < distance or (distances[child] == distance and rows[child] < row):
-            break
-        distances[at] = distances[child]
-        rows[at] = rows[child]
-        at = child
-    distances[at] = distance
-    rows[at] = row
-
-
-@njit(nogil=True)
-def _sort_heaps(distances, rows, filled):  # type: ignore[no-untyped-def]
-    """Turn every heap into its ascending order by (distance, row), in place."""
-    for q in range(distances.shape[0]):
-        for last in range(filled[q] - 1, 0, -1):
-            distances[q, 0], distances[q, last] = distances[q, last], distances[q, 0]
-            rows[q, 0], rows[q, last] = rows[q, last], rows[q, 0]
-            _sift_down(distances[q], rows[q], 0, last)
-
-
-@njit(nogil=True)
-def _merge_sorted(  # type: ignore[no-untyped-def]
-    left_offsets,
-    left_distances,
-    left_rows,
-    right_offsets,
-    right_distances,
-    right_rows,
-    offsets,
-    distances,
-    rows,
-):
-    for q in range(offsets.shape[0] - 1):
-        a, a_stop = left_offsets[q], left_offsets[q + 1]
-        b, b_stop = right_offsets[q], right_offsets[q + 1]
-        for c in range(offsets[q], offsets[q + 1]):
-            take_left = b == b_stop
-            if a < a_stop and b < b_stop:
-                x, y = left_distances[a], right_distances[b]
-                take_left = x < y or (x == y and left_rows[a] < right_rows[b])
-            if take_left:
-                distances[c], rows[c] = left_distances[a], left_rows[a]
-                a += 1
-            else:
-                distances[c], rows[c] = right_distances[b], right_rows[b]
-                b += 1

@@ -28,9 +28,9 @@ from och_dist.kernels.packing import code_words, count_ones, unpack_bits
 from och_dist.kernels.spheres import spherical_histogram, spherical_levels, spherical_pairs
 from och_dist.metrics import bit_balance, bit_entropy, evaluate_histograms
 from och_dist.stages.common import Context, Report, Stopwatch, logger
+from och_dist.stages.nearest import remaining_rows
 from och_dist.stages.splits import PreparedSplit, Split, prepare_split
 from och_dist.stages.train import make_hasher
-from och_dist.stages.truth import remaining_rows
 from och_dist.store.corpus import Corpus, CorpusRef, open_corpus
 from och_dist.store.model import load_model, model_on_worker, save_model
 from och_dist.store.objects import LocalObjects, open_objects

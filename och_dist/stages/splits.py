@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,9 +12,9 @@ from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.graph import map_tasks
 from och_dist.kernels.moments import nonfinite_rows
 from och_dist.stages.common import Context
-from och_dist.stages.truth import BATCH_BYTES, MAX_BATCH, exact_neighbors, guide_rows
+from och_dist.stages.nearest import exact_neighbors, piece_size
 from och_dist.store.corpus import Corpus, CorpusRef
-from och_dist.store.neighbors import Neighbors, StoredNeighbors, open_neighbors, read_about, save_neighbors
+from och_dist.store.neighbors import StoredNeighbors, open_neighbors, read_about, save_neighbors
 from och_dist.store.objects import LocalObjects
 from och_dist.store.versions import canonical, sha256
 
@@ -105,20 +104,9 @@ def prepare_split(corpus: Corpus, split: Split, folder: Path, *, k: int, context
     key = sha256(canonical([corpus.fingerprint, split.queries.tolist(), k]))
     if (read_about(path) or {}).get("key") != key:
         vectors = get_array(objects, "queries.npy")
-        size = int(max(1, min(MAX_BATCH, BATCH_BYTES // (16 * k))))
-        batches = _truth(corpus, vectors, split.queries, k, size, context)
+        found = exact_neighbors(
+            corpus, lambda start, stop: vectors[start:stop], len(vectors), k, context, without=split.queries
+        )
         about = {"kind": "euclidean", "key": key}
-        save_neighbors(path, batches, queries=len(vectors), width=k, batch=size, about=about)
+        save_neighbors(path, found, queries=len(vectors), width=k, batch=piece_size(k), about=about)
     return PreparedSplit(str(folder), split.queries, open_neighbors(path))
-
-
-def _truth(
-    corpus: Corpus, vectors: np.ndarray, without: np.ndarray, k: int, size: int, context: Context
-) -> Iterator[Neighbors]:
-    """Neighbours among all rows but ``without``, ``size`` queries at a time."""
-    guide, advance = guide_rows(corpus), context.progress("truth", len(vectors))
-    for start in range(0, len(vectors), size):
-        batch = vectors[start : start + size]
-        distances, rows = exact_neighbors(corpus, batch, k, guide, context, without=without)
-        yield Neighbors(np.sqrt(distances), rows)
-        advance(len(batch))

@@ -33,6 +33,22 @@ def collect(parts: Sequence[Any]) -> list[Any]:
     return [item for part in parts for item in (part if isinstance(part, list) else [part])]
 
 
+def square(number: int, shared: Any = None) -> dict[int, int]:
+    return {number: number * number}
+
+
+def merge_dicts(parts: Sequence[dict[int, int]]) -> dict[int, int]:
+    return {key: value for part in parts for key, value in part.items()}
+
+
+def every_third(found: dict[int, int], first: int) -> dict[int, int]:
+    return {key: value for key, value in found.items() if key % 3 == first}
+
+
+def sorted_items(found: dict[int, int]) -> list[tuple[int, int]]:
+    return sorted(found.items())
+
+
 @dataclass(frozen=True)
 class Attempt:
     """A task that leaves a mark in ``folder`` whenever it runs."""
@@ -84,6 +100,10 @@ def raise_not_finite(task: int, shared: Any = None) -> int:
 
 def fail_to_merge(parts: Sequence[Any]) -> Any:
     raise errors.ConflictError("these do not fit together")
+
+
+def fail_to_cut(found: Any, first: int) -> Any:
+    raise errors.ConflictError("this cannot be cut")
 
 
 def slow_pid(seconds: float, shared: Any = None) -> int:

@@ -21,7 +21,7 @@ from cluster_tasks import Attempt
 
 from och_dist import errors, graph, outcome, tree
 from och_dist.cluster import ClusterOptions, connect
-from och_dist.graph import map_tasks, reduce_tasks, scan_tasks
+from och_dist.graph import map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
 from och_dist.stop import Listener
 
 COUNTS = (1, 7, 8, 9, 64, 65)
@@ -76,6 +76,34 @@ def test_scan_merges_one_side_and_keeps_the_other(client: Any, count: int) -> No
     assert (total, client.gather(kept)) == expected
 
 
+def in_pieces(function: Any, count: int, client: Any, **options: Any) -> Any:
+    parts = {"merge": work.merge_dicts, "cut": work.every_third, "finish": work.sorted_items, "pieces": 3} | options
+    return reduce_in_pieces(function, range(count), client=client, name="numbers", **parts)
+
+
+@pytest.mark.parametrize("count", [1, 9, 65, 130])
+def test_a_large_result_comes_in_pieces(client: Any, count: int) -> None:
+    expected = [[(n, n * n) for n in range(count) if n % 3 == piece] for piece in range(3)]
+    for where in (None, client):
+        assert list(in_pieces(work.square, count, where)) == expected
+
+
+@pytest.mark.parametrize("place", ["leaf", "merge", "cut", "finish"])
+def test_an_error_reaches_whoever_waits_for_a_piece(client: Any, place: str) -> None:
+    function = work.raise_not_finite if place == "leaf" else work.square
+    options = {} if place == "leaf" else {place: work.fail_to_merge if place != "cut" else work.fail_to_cut}
+    for where in (None, client):
+        with pytest.raises(errors.OchError):
+            list(in_pieces(function, 9, where, **options))
+
+
+def test_pieces_that_nobody_takes_are_forgotten(client: Any) -> None:
+    pieces = in_pieces(work.square, 9, client)
+    assert next(pieces) == [(0, 0), (3, 9), (6, 36)]
+    pieces.close()
+    wait_until(lambda: not [key for key in client.futures if "numbers" in str(key)], 10)
+
+
 class Weighed:
     """A value of a leaf or a merge that counts how many of its kind are alive."""
 
@@ -109,7 +137,7 @@ def test_tasks_are_data_whatever_they_look_like(client: Any) -> None:
 
 def graph_bytes(count: int, shared: np.ndarray, client: Any) -> int:
     leaves = tree.LeavesThere(work.describe, range(count), client, "describe", shared, None, lambda task: 1)
-    root = leaves._tree(leaves.nodes, work.bracket)
+    root = leaves._tree(leaves.nodes, work.bracket)[0]
     return len(pickle.dumps(dict(dask.optimize(root)[0].__dask_graph__())))
 
 

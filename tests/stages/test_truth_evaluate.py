@@ -14,12 +14,13 @@ from stage_data import all_codes, clustered, corpus_of
 from och_dist.errors import BadInputError, ConflictError, UsageError
 from och_dist.metrics import evaluate_histograms
 from och_dist.stages import evaluate as evaluate_stage
-from och_dist.stages import truth as stage
+from och_dist.stages import nearest as stage
 from och_dist.stages.common import Context
 from och_dist.stages.encode import encode
 from och_dist.stages.evaluate import evaluate
 from och_dist.stages.search import open_index, search
 from och_dist.stages.truth import truth
+from och_dist.store.corpus import open_corpus
 from och_dist.store.neighbors import open_neighbors
 
 SHARED = Path(os.environ.get("OCH_SHARED_DATA") or Path(__file__).parents[3] / "shared" / "data")
@@ -74,7 +75,7 @@ def test_a_wrong_guess_costs_time_only(
     passes: list[int] = []
     search_all = stage._search
 
-    def guess(batch: np.ndarray, guide: np.ndarray, k: int, rows: int) -> np.ndarray:
+    def guess(corpus: Any, batch: np.ndarray, k: int, *rest: Any) -> np.ndarray:
         exact = brute(vectors[:300], batch, k)[0][:, -1] ** 2
         return np.where(np.arange(len(batch)) % 3, exact * factor, np.inf)
 
@@ -92,16 +93,17 @@ def test_a_wrong_guess_costs_time_only(
 
 
 def test_the_guess_is_used(vectors: np.ndarray, queries: np.ndarray, corpus: str) -> None:
-    limits = stage._guess(queries, vectors[::3], 10, 1000)
+    opened = open_corpus(corpus)
+    limits = stage._guess(opened, queries, 10, stage.NO_ROWS, Context())
     assert np.isfinite(limits).all()
     assert (limits >= brute(vectors, queries, 10)[0][:, -1] ** 2).mean() > 0.9
-    assert np.isinf(stage._guess(queries, vectors[:5], 10, 1000)).all()
+    assert np.isinf(stage._guess(opened, queries, len(vectors), stage.NO_ROWS, Context())).all()
 
 
 def test_batches_of_queries(
     vectors: np.ndarray, queries: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "MAX_BATCH", 5)
+    monkeypatch.setattr(stage, "MAX_QUERIES", 5)
     output = str(tmp_path / "truth.zarr")
     seen: list[Any] = []
     context = Context(progress=lambda name, total: seen.append((name, total)) or seen.append)
