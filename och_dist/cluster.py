@@ -295,5 +295,10 @@ def least_memory(client: Client | None) -> int:
     return min(shares, default=0)
 
 
+def count_threads(client: Client | None) -> int:
+    """Tasks that run at the same time; 1 without a cluster, or while it has no workers."""
+    return max(1, sum(worker.get("nthreads") or 1 for worker in _workers(client))) if client is not None else 1
+
+
 def _workers(client: Client) -> list[dict[str, Any]]:
     return list(client.scheduler_info(n_workers=-1)["workers"].values())

@@ -76,14 +76,13 @@ def pooled_area(n: np.ndarray, g: np.ndarray, *, include_last: bool = False) -> 
 def precision_at(n: np.ndarray, g: np.ndarray, k: int) -> np.ndarray:
     """Expected share (q,) of relevant rows among the first ``k``; missing rows (k > rows) count as misses."""
     n, g = _checked(n, g)
-    return _expected_found(n, g, _checked_rank(k)) / k
+    return _expected_found(n, g, [k])[:, 0] / k
 
 
 def recall_at(n: np.ndarray, g: np.ndarray, ks: Sequence[int]) -> np.ndarray:
     """Expected share (q, len(ks)) of the relevant rows that is found among the first k, for each k."""
     n, g = _checked(n, g)
-    found = [_expected_found(n, g, _checked_rank(k)) for k in ks]
-    return np.stack(found, axis=1) / g.sum(axis=1, keepdims=True) if found else np.empty((len(n), 0))
+    return _expected_found(n, g, ks) / g.sum(axis=1, keepdims=True)
 
 
 def recall_grid(n_rows: int) -> list[int]:
@@ -110,21 +109,22 @@ def bit_entropy(ones: np.ndarray, n: int) -> np.ndarray:
 
 def evaluate_histograms(n: np.ndarray, g: np.ndarray, *, ks: Sequence[int] | None = None) -> dict[str, Any]:
     """All measures as plain numbers and lists, means over the queries; ``ks`` defaults to ``recall_grid``."""
-    _checked(n, g)
-    rows = int(np.asarray(n).sum(axis=1).max())
+    n, g = _checked(n, g)
+    rows, relevant = int(n.sum(axis=1).max()), g.sum(axis=1)
     grid = [int(k) for k in ks] if ks is not None else recall_grid(rows)
+    found = _expected_found(n, g, grid)
     return {
-        "queries": int(np.asarray(n).shape[0]),
+        "queries": len(n),
         "rows": rows,
-        "relevant_per_query": float(np.asarray(g).sum(axis=1).mean()),
+        "relevant_per_query": float(relevant.mean()),
         "map": mean_average_precision(n, g),
         "map_group": mean_average_precision(n, g, ties="group"),
         "pr_area": pooled_area(n, g),
         "pr_area_full": pooled_area(n, g, include_last=True),
         "precision_at_100": float(precision_at(n, g, 100).mean()),
         "ks": grid,
-        "precision": [float(precision_at(n, g, k).mean()) for k in grid],
-        "recall": [float(value) for value in recall_at(n, g, grid).mean(axis=0)],
+        "precision": (found / grid).mean(axis=0).tolist(),
+        "recall": (found / relevant[:, None]).mean(axis=0).tolist(),
     }
 
 
@@ -144,20 +144,18 @@ def _checked(n: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return n.astype(np.float64), g.astype(np.float64)
 
 
-def _checked_rank(k: int) -> int:
-    if k < 1:
-        raise UsageError(f"k={k}; expected a rank of at least 1")
-    return k
-
-
 def _before(counts: np.ndarray) -> np.ndarray:
     """Sum over the smaller distances, (q, D)."""
     return np.cumsum(counts, axis=1) - counts
 
 
-def _expected_found(n: np.ndarray, g: np.ndarray, k: int) -> np.ndarray:
-    """Expected number (q,) of relevant rows among the first k: a tie group cut by k gives its share."""
-    return (g * np.clip(k - _before(n), 0.0, n) / np.maximum(n, 1.0)).sum(axis=1)
+def _expected_found(n: np.ndarray, g: np.ndarray, ks: Sequence[int]) -> np.ndarray:
+    """Expected number (q, len(ks)) of relevant rows among the first k: a tie group cut by k gives its share."""
+    if any(k < 1 for k in ks):
+        raise UsageError(f"k={min(ks)}; expected a rank of at least 1")
+    before, share = _before(n), g / np.maximum(n, 1.0)
+    found = [(share * np.clip(k - before, 0.0, n)).sum(axis=1) for k in ks]
+    return np.stack(found, axis=1) if found else np.empty((len(n), 0))
 
 
 def _harmonic_difference(start: np.ndarray, count: np.ndarray) -> np.ndarray:

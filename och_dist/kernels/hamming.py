@@ -199,14 +199,7 @@ def hamming_pairs(
 ) -> np.ndarray:
     """Distances (p,) int32 between ``query_words[pair_query[i]]`` and ``code_words[pair_row[i]]``, the words (q, w)
     and (n, w) uint64 of ``packing.code_words``."""
-    for words in (query_words, code_words):
-        if words.ndim != 2 or words.dtype != np.uint64:
-            raise BadInputError(f"words are {words.dtype} {words.shape}; expected uint64 (rows, words): pack them")
-    if query_words.shape[1] != code_words.shape[1]:
-        raise BadInputError(
-            f"queries have {query_words.shape[1]} words and codes {code_words.shape[1]}; expected as many: "
-            "encode both with one model"
-        )
+    _check_words(query_words, code_words)
     if pair_query.shape != pair_row.shape or pair_query.ndim != 1:
         raise UsageError(f"pairs of shapes {pair_query.shape} and {pair_row.shape}; expected two equal (p,)")
     for index, size in ((pair_query, len(query_words)), (pair_row, len(code_words))):
@@ -218,6 +211,31 @@ def hamming_pairs(
         np.ascontiguousarray(pair_query, dtype=np.int64),
         np.ascontiguousarray(pair_row, dtype=np.int64),
     )
+
+
+def count_rows(
+    query_words: np.ndarray, code_words: np.ndarray, rows: np.ndarray, first: int, n_bits: int
+) -> np.ndarray:
+    """(q, n_bits + 1) int64: how many of ``rows`` (q, k) lie at each distance from their query, those counted that
+    have their words in ``code_words`` (n, w), which begin at row ``first``; see :func:`hamming_pairs`."""
+    _check_words(query_words, code_words)
+    if rows.ndim != 2 or len(rows) != len(query_words) or rows.dtype != np.int64:
+        raise UsageError(f"rows are {rows.dtype} {rows.shape}; expected int64 ({len(query_words)}, k)")
+    counts = np.zeros((len(rows), n_bits + 1), np.int64)
+    words = np.ascontiguousarray(query_words), np.ascontiguousarray(code_words)
+    hamming_scan.count_rows(*words, np.ascontiguousarray(rows), first, counts)
+    return counts
+
+
+def _check_words(query_words: np.ndarray, code_words: np.ndarray) -> None:
+    for words in (query_words, code_words):
+        if words.ndim != 2 or words.dtype != np.uint64:
+            raise BadInputError(f"words are {words.dtype} {words.shape}; expected uint64 (rows, words): pack them")
+    if query_words.shape[1] != code_words.shape[1]:
+        raise BadInputError(
+            f"queries have {query_words.shape[1]} words and codes {code_words.shape[1]}; expected as many: "
+            "encode both with one model"
+        )
 
 
 def merge_top_k(parts: Sequence[Neighbours], k: int) -> Neighbours:

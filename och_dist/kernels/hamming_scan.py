@@ -274,6 +274,20 @@ def pairs(queries, codes, pair_query, pair_row):  # type: ignore[no-untyped-def]
 
 
 @njit(nogil=True)
+def count_rows(queries, codes, rows, first, counts):  # type: ignore[no-untyped-def]
+    """Add to ``counts`` (q, distances) where the words ``codes`` (n, w) of rows ``first`` on, as far as they are among
+    ``rows`` (q, k), lie from their query."""
+    for q in range(rows.shape[0]):
+        for c in range(rows.shape[1]):
+            place = rows[q, c] - first
+            if 0 <= place < codes.shape[0]:
+                total = np.uint64(0)
+                for j in range(queries.shape[1]):
+                    total += popcount(queries[q, j] ^ codes[place, j])
+                counts[q, total] += 1
+
+
+@njit(nogil=True)
 def merge_two(left_distances, left_rows, right_distances, right_rows, width):  # type: ignore[no-untyped-def]
     """The first ``width`` of two results (q, m) sorted by (distance, row)."""
     n_queries = left_distances.shape[0]

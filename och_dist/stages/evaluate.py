@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import uuid
@@ -14,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from och_dist.cluster import count_threads
 from och_dist.errors import BadInputError
 from och_dist.graph import reduce_tasks
-from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
+from och_dist.kernels.hamming import count_rows, hamming_histogram, lay_out
 from och_dist.kernels.packing import code_words
 from och_dist.metrics import evaluate_histograms
 from och_dist.stages.common import Context, Report, Stopwatch
@@ -24,22 +26,25 @@ from och_dist.stages.queries import Queries, open_queries
 from och_dist.stages.resident import partitions_of
 from och_dist.stages.search import check_truth
 from och_dist.stages.searcher import Searcher, open_index
-from och_dist.store.index import CodeChunk, IndexRef
+from och_dist.store.index import CodeChunk, Index, IndexRef
 from och_dist.store.neighbors import StoredNeighbors, open_neighbors
 from och_dist.store.objects import storage_errors
 from och_dist.store.versions import canonical, sha256
 
 QUERY_BYTES = 32 << 20
-MAX_TASKS = 512
+TASKS_PER_THREAD = 4
+"""Dask spreads only more than 2 over all workers, instead of sending them to the one that has the queries."""
 
 
 @dataclass(frozen=True)
 class CountDistances:
-    """Count the Hamming distances of some chunks, all rows and true neighbours apart."""
+    """Count the Hamming distances of some chunks to queries [start, stop), all rows and true neighbours apart."""
 
     index: IndexRef
     chunks: tuple[CodeChunk, ...]
     truth: StoredNeighbors
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -58,22 +63,32 @@ def merge_histograms(parts: Sequence[Histograms]) -> Histograms:
 
 
 def count_distances(task: CountDistances, queries: np.ndarray) -> Histograms:
-    """Histograms over some chunks; ``queries`` are packed codes (q, bytes)."""
-    index = task.index.open()
-    words = code_words(queries)
+    """Histograms over some chunks; ``queries`` are the packed codes (q, bytes) of all queries, 0 is counted for those
+    that are not of this task."""
+    index, first = task.index.open(), task.chunks[0].start
+    packed = np.concatenate([index.read(chunk) for chunk in task.chunks])
+    words, codes = code_words(queries), code_words(packed)
+    found = Histograms(*(np.zeros((len(queries), index.bits + 1), np.int64) for _ in range(2)))
+    found.rows[task.start : task.stop] = hamming_histogram(queries[task.start : task.stop], lay_out(packed, index.bits))
     step = max(1, QUERY_BYTES // (8 * max(1, task.truth.width)))
-    total = Histograms(*(np.zeros((len(words), index.bits + 1), np.int64) for _ in range(2)))
-    for chunk in task.chunks:
-        packed = index.read(chunk)
-        codes = code_words(packed)
-        true = np.zeros_like(total.true)
-        for start in range(0, len(words), step):
-            rows = task.truth.read_rows(start, min(start + step, len(words)))
-            query, place = np.nonzero((rows >= chunk.start) & (rows < chunk.stop))
-            distances = hamming_pairs(words[start:], codes, query, rows[query, place] - chunk.start)
-            np.add.at(true, (query + start, distances), 1)
-        total = total.merge(Histograms(hamming_histogram(queries, lay_out(packed, index.bits)), true))
-    return total
+    for start in range(task.start, task.stop, step):
+        part = slice(start, min(start + step, task.stop))
+        rows = task.truth.read_rows(part.start, part.stop)
+        found.true[part] = count_rows(words[part], codes, rows, first, index.bits)
+    return found
+
+
+def plan_counts(index: Index, truth: StoredNeighbors, threads: int) -> list[CountDistances]:
+    """As few partitions of the codes as memory allows, for each of them reads all exact neighbours; and as many ranges
+    of queries as give every thread something to do."""
+    partitions = partitions_of(index, 1)
+    ranges = min(truth.queries, -(-TASKS_PER_THREAD * threads // len(partitions)))
+    cuts = np.linspace(0, truth.queries, ranges + 1).astype(int).tolist()
+    return [
+        CountDistances(index.ref, part.chunks, truth, start, stop)
+        for part in partitions
+        for start, stop in itertools.pairwise(cuts)
+    ]
 
 
 def evaluate(
@@ -97,9 +112,7 @@ def evaluate(
     if (known := _known(output, key)) is not None:
         return watch.report("nothing to do", **known)
     codes = searcher.encode(opened.read(0, opened.rows))
-    tasks = [
-        CountDistances(searcher.index.ref, part.chunks, stored) for part in partitions_of(searcher.index, MAX_TASKS)
-    ]
+    tasks = plan_counts(searcher.index, stored, count_threads(context.client))
     counts = reduce_tasks(
         count_distances,
         tasks,
@@ -107,8 +120,8 @@ def evaluate(
         client=context.client,
         name="count_distances",
         shared=codes,
-        advance=context.progress("evaluate", searcher.rows),
-        weight=lambda task: sum(chunk.stop - chunk.start for chunk in task.chunks),
+        advance=context.progress("evaluate", sum(map(_pairs, tasks))),
+        weight=_pairs,
     )
     facts = {
         "index": searcher.index.url,
@@ -123,6 +136,11 @@ def evaluate(
     if output is not None:
         _save(output, {**facts, "key": key})
     return watch.report(**facts)
+
+
+def _pairs(task: CountDistances) -> int:
+    """How many distances are counted."""
+    return (task.stop - task.start) * (task.chunks[-1].stop - task.chunks[0].start)
 
 
 def _save(output: str, facts: dict[str, Any]) -> None:

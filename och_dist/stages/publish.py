@@ -24,7 +24,7 @@ from och_dist.store.model import load_model
 from och_dist.store.objects import Objects, open_objects
 from och_dist.store.versions import commit_version, version_numbers
 
-CHUNKS_PER_CHECK = 64
+CHUNKS_PER_CHECK = 8
 RACES = 20
 COLLECTED = "collected.json"
 CLAIMS = "publishing"

@@ -42,6 +42,7 @@ SAFE_CODECS = {
     *("fletcher32", "gzip", "jenkins_lookup3", "lz4", "lzma", "packbits", "quantize", "sharding_indexed"),
     *("shuffle", "transpose", "zlib", "zstd"),
 }
+READ_BYTES = 512 << 10
 METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 
 
@@ -302,13 +303,13 @@ def read_plain_chunk(objects: Objects, prefix: str, spec: ArraySpec, chunk: int)
     where = f"{objects.url}/{prefix}/c/{chunk}/0"
     row_bytes = spec.width * np.dtype(spec.dtype).itemsize
     data = np.empty(spec.chunk_rows * row_bytes + 4, np.uint8)
-    size = _fill(objects, chunk_key(prefix, chunk), data)
+    size, crc = _fill(objects, chunk_key(prefix, chunk), data)
     if size is None:
         raise IntegrityError(
             f"chunk {where} is missing; a missing chunk is never read as zeros: run 'och verify {objects.url}'"
         )
     low, high = spec.bounds(chunk)
-    if size != len(data) or google_crc32c.value(data[:-4]) != trailing_crc(data[-4:].tobytes()):
+    if size != len(data) or crc != trailing_crc(data[-4:].tobytes()):
         raise IntegrityError(
             f"rows {low}..{high} of {objects.url}/{prefix} are damaged; run 'och verify', restore them from a copy or "
             "make them again"
@@ -316,26 +317,28 @@ def read_plain_chunk(objects: Objects, prefix: str, spec: ArraySpec, chunk: int)
     return data[: (high - low) * row_bytes].view(spec.dtype).reshape(-1, spec.width)
 
 
-def _fill(objects: Objects, key: str, out: np.ndarray) -> int | None:
-    """Read an object of as many bytes as ``out`` (n,) uint8 into it; its size, whatever it is, None if it is absent."""
+def _fill(objects: Objects, key: str, out: np.ndarray) -> tuple[int | None, int]:
+    """Read an object of as many bytes as ``out`` (n,) uint8 into it: its size, whatever it is, None if it is absent,
+    and the crc32c of all but the last four bytes, taken of each piece while it is in the processor's cache."""
     if not isinstance(objects, LocalObjects):
         data = objects.read(key)
         if data is not None and len(data) == len(out):
             out[:] = np.frombuffer(data, np.uint8)
-        return None if data is None else len(data)
+        return None if data is None else len(data), google_crc32c.value(out[:-4])
     with storage_errors(f"{objects.url}/{key}"):
         path = local_path(objects.root, key)
         try:
             with path.open("rb", buffering=0) as file:
-                size, done = os.fstat(file.fileno()).st_size, 0
+                size, done, crc = os.fstat(file.fileno()).st_size, 0, 0
                 while size == len(out) and done < size:
-                    count = file.readinto(out.data[done:])
+                    count = file.readinto(out.data[done : done + READ_BYTES])
                     if not count:
-                        return done
+                        return done, crc
+                    crc = google_crc32c.extend(crc, out[done : min(done + count, size - 4)])
                     done += count
-                return size
+                return size, crc
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
+            return None, 0
 
 
 def stored_chunk(objects: Objects, prefix: str, chunk: int) -> Written | None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from och_dist.errors import BadInputError, UsageError
 from och_dist.kernels import hamming, hamming_scan
 from och_dist.kernels.hamming import (
+    count_rows,
     hamming_histogram,
     hamming_pairs,
     hamming_radius,
@@ -90,6 +91,10 @@ def test_everything_against_all_distances(r, n, q, k, flips, share, numbered, se
     pair_query, pair_row = np.indices(distances.shape).reshape(2, -1)
     pairs = hamming_pairs(code_words(packed), code_words(pack_bits(rows)), pair_query, pair_row)
     assert np.array_equal(pairs, distances.ravel())
+    some = np.random.default_rng(seed).integers(900, 1100 + n, (q, 7))
+    near = [[distances[i, row - 1000] for row in line if 0 <= row - 1000 < n] for i, line in enumerate(some)]
+    counts = count_rows(code_words(packed), code_words(pack_bits(rows)), some, 1000, r)
+    assert np.array_equal(counts, [np.bincount(line, minlength=r + 1) for line in near])
 
 
 @settings(deadline=None, max_examples=30)
@@ -288,6 +293,8 @@ def test_foreign_codes_are_refused():
     one, two = np.zeros((2, 1), np.uint64), np.zeros((2, 2), np.uint64)
     with pytest.raises(UsageError, match="expected 0 to 1"):
         hamming_pairs(one, one, np.array([0]), np.array([2]))
+    with pytest.raises(UsageError, match=r"expected int64 \(1, k\)"):
+        count_rows(one[:1], one, np.zeros((2, 3), np.int64), 0, 64)
     with pytest.raises(BadInputError, match="queries have 1 words and codes 2"):
         hamming_pairs(one, two, np.array([0]), np.array([0]))
     with pytest.raises(BadInputError, match="expected uint64"):

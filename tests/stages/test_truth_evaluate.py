@@ -18,6 +18,7 @@ from och_dist.stages import nearest as stage
 from och_dist.stages.common import Context
 from och_dist.stages.encode import encode
 from och_dist.stages.evaluate import evaluate
+from och_dist.stages.resident import partitions_of
 from och_dist.stages.search import open_index, search
 from och_dist.stages.truth import truth
 from och_dist.store.corpus import open_corpus
@@ -158,6 +159,19 @@ def judged(
 def distance_table(index: str, queries: np.ndarray) -> np.ndarray:
     codes = open_index(index).encode(queries)
     return np.bitwise_count(codes[:, None] ^ all_codes(index)[None]).sum(axis=2, dtype=np.int64)
+
+
+@pytest.mark.parametrize(("threads", "most_bytes"), [(1, 1 << 20), (3, 1 << 20), (100, 1 << 20), (2, 8 * 130)])
+def test_every_distance_is_counted_once(
+    threads: int, most_bytes: int, judged: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate_stage, "partitions_of", lambda index, count: partitions_of(index, count, most_bytes))
+    tasks = evaluate_stage.plan_counts(open_index(judged[0]).index, open_neighbors(judged[1]), threads)
+    counted = np.zeros((17, 1000), int)
+    for task in tasks:
+        counted[task.start : task.stop, task.chunks[0].start : task.chunks[-1].stop] += 1
+    assert (counted == 1).all()
+    assert len(tasks) >= min(17, 4 * threads)
 
 
 @pytest.mark.parametrize("query_bytes", [1, 25 * 8 * 4, 32 << 20])
