@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +28,9 @@ Advance = Callable[[int], None]
 
 WINDOW = 4096
 BATCH = 256
+LINGER = 0.05
+"""Seconds in which more tasks may end before their results are fetched, while more than BATCH are waited for."""
+
 STOP = -1
 
 
@@ -105,7 +109,7 @@ def _map_there(
     try:
         submit(list(islice(upcoming, WINDOW)))
         while waiting:
-            ended = _ended(finished, watch)
+            ended = _ended(finished, watch, LINGER if len(waiting) > BATCH else 0.0)
             if STOP in ended:
                 upcoming = iter(())
                 _drop_unbegun(waiting, client)
@@ -139,8 +143,9 @@ def _drop_unbegun(waiting: dict[int, Future], client: Client) -> None:
     client.cancel(list(unbegun.values()), force=True)
 
 
-def _ended(finished: queue.SimpleQueue[int], watch: Watch) -> list[int]:
-    """Numbers of the tasks that have ended since the last call, at least one, at most BATCH."""
+def _ended(finished: queue.SimpleQueue[int], watch: Watch, linger: float) -> list[int]:
+    """Numbers of the tasks that have ended since the last call, at least one, at most BATCH; waits ``linger`` seconds
+    for more after the first."""
     numbers: list[int] = []
     while not numbers:
         try:
@@ -148,8 +153,10 @@ def _ended(finished: queue.SimpleQueue[int], watch: Watch) -> list[int]:
         except queue.Empty:
             watch.check()
     watch.alone_since = None
-    while len(numbers) < BATCH and not finished.empty():
-        numbers.append(finished.get())
+    end = time.monotonic() + linger
+    with contextlib.suppress(queue.Empty):
+        while len(numbers) < BATCH and numbers[-1] != STOP:
+            numbers.append(finished.get(timeout=max(0.0, end - time.monotonic())))
     return numbers
 
 
