@@ -1,4 +1,5 @@
-"""Which codec and chunk size a corpus should have: size on disk, CPU to read, and CPU to read and encode.
+"""Which codec and chunk size a corpus should have: size on disk, CPU to read, CPU to read and encode; and what Zarr's
+own settings change.
 
     python benchmarks/codecs.py [--rows 65536] [--dim 960]
 
@@ -13,8 +14,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import zarr
 from threadpoolctl import threadpool_limits
 
 from och_dist.kernels.gistlike import gist_rows
@@ -72,6 +75,26 @@ def main() -> None:
                     f"| {codec} | {chunk_rows:,} | {size:.0f} | {share:.2f} | {1e3 * plain:.0f} "
                     f"| {plain / limit:.1f} | {1e3 * both:.0f} |"
                 )
+        print("\n8,192-row chunks through Zarr: wall ms for each of its settings\n")
+        print("| codec | read | concurrency 1, 1 thread | concurrency 10, 1 thread | concurrency 10, any threads |")
+        print("|---|---|---|---|---|")
+        for codec in CODECS:
+            array = open_array(LocalObjects(folder), f"{codec}-8192")
+            for words, step in (("a chunk at a time, as we do", 8192), ("all at once", options.rows)):
+                times = [_wall_ms(array, step, settings) for settings in ((1, 1), (10, 1), (10, None))]
+                print(f"| {codec} | {words} | " + " | ".join(f"{value:.0f}" for value in times) + " |")
+
+
+def _wall_ms(array: Any, step: int, settings: tuple[int, int | None], repeats: int = 5) -> float:
+    """Median time to read an array under settings of Zarr: requests at a time, and threads that decode."""
+    times = []
+    with zarr.config.set({"async.concurrency": settings[0], "threading.max_workers": settings[1]}):
+        for _ in range(repeats):
+            start = time.perf_counter()
+            for low in range(0, array.shape[0], step):
+                read_rows(array, low, min(low + step, array.shape[0]))
+            times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ BENCHMARKS: dict[str, Callable[[Ground], Outcome]] = {
     "encode": stage_rows.encode_row,
     "truth": stage_rows.truth_row,
     "evaluate": stage_rows.evaluate_row,
+    "network": stage_rows.network_row,
     "job": scale_rows.job_row,
     "overhead": scale_rows.overhead_row,
     "growth": scale_rows.growth_row,
