@@ -24,7 +24,6 @@ MAX_QUERIES = 2048
 GUIDE_CHUNKS = 4
 GUIDE_ROWS = 4096
 GUIDE_SLACK = 1.5
-MERGED_TOGETHER = 8
 NO_ROWS = np.empty(0, np.int64)
 
 
@@ -70,15 +69,15 @@ class PieceOfQueries:
 
 def nearest_rows(task: NearestRows, batch: QueryBatch) -> Candidates:
     """The nearest rows of one partition, exact."""
-    parts: list[Candidates] = []
+    best: Candidates | None = None
     for first, block in task.corpus.open().blocks(task.start, task.stop):
         rows = remaining_rows(first, len(block), batch.without)[:: task.step]
         kept = block if len(rows) == len(block) else block[rows - first]
         found = euclidean_top_k(batch.vectors, kept, task.k, limit=batch.limits)
-        parts.append(Candidates(found.offsets, found.distances, rows[found.rows]))
-        if len(parts) == MERGED_TOGETHER:
-            parts = [merge_candidates(parts, task.k)]
-    return merge_candidates(parts, task.k) if len(parts) > 1 else parts[0]
+        part = Candidates(found.offsets, found.distances, rows[found.rows])
+        best = part if best is None else merge_candidates([best, part], task.k)
+    assert best is not None  # a partition has at least one chunk
+    return best
 
 
 def remaining_rows(first: int, count: int, without: np.ndarray) -> np.ndarray:

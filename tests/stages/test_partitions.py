@@ -18,8 +18,9 @@ from och_dist.stages import train
 from och_dist.stages.centres import ClusterPartition, cluster_partition
 from och_dist.stages.common import Context
 from och_dist.stages.encode import encode
+from och_dist.stages.nearest import NO_ROWS, NearestRows, QueryBatch, nearest_rows
 from och_dist.stages.statistics import ScanPartition, scan_partition
-from och_dist.stages.truth import NO_ROWS, NearestRows, QueryBatch, nearest_rows, truth
+from och_dist.stages.truth import truth
 from och_dist.store.corpus import Corpus, open_corpus
 
 WIDE, CHUNK, CHUNKS = 200, 40, 30
