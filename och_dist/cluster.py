@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 LOCAL = ("workers", "threads", "memory_limit")
+UNLIMITED = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -288,11 +289,10 @@ def check_memory(client: Client | None, task_bytes: int, what: str) -> None:
 
 
 def least_memory(client: Client | None) -> int:
-    """Bytes that every thread of every worker may use; none without workers, a terabyte for workers without limits."""
-    if client is None:
-        return 0
-    shares = [(worker.get("memory_limit") or 1 << 40) // (worker.get("nthreads") or 1) for worker in _workers(client)]
-    return min(shares, default=0)
+    """Bytes that every thread of every worker may use; 2 GiB is assumed of workers without limits, and without any."""
+    workers = [] if client is None else _workers(client)
+    shares = [(worker.get("memory_limit") or UNLIMITED) // (worker.get("nthreads") or 1) for worker in workers]
+    return min(shares, default=UNLIMITED)
 
 
 def count_threads(client: Client | None) -> int:

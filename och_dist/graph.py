@@ -199,7 +199,7 @@ def reduce_in_pieces(
 ) -> Iterator[T]:
     """:func:`reduce_tasks` whose result is too large to be held: ``finish(cut(result, number))`` for each piece.
 
-    ``cut`` and ``merge`` may be applied in either order. Only one piece at a time is in this process.
+    ``cut`` and ``merge`` may be applied in either order. Two pieces at most are in this process at a time.
     """
     leaves = _leaves(function, tasks, client, name, shared, None, lambda task: 1)
     return leaves.pieces(merge, cut, finish, pieces)

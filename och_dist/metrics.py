@@ -123,7 +123,7 @@ def evaluate_histograms(n: np.ndarray, g: np.ndarray, *, ks: Sequence[int] | Non
         "pr_area_full": pooled_area(n, g, include_last=True),
         "precision_at_100": float(precision_at(n, g, 100).mean()),
         "ks": grid,
-        "precision": (found / grid).mean(axis=0).tolist(),
+        "precision": [float((found[:, place] / k).mean()) for place, k in enumerate(grid)],
         "recall": (found / relevant[:, None]).mean(axis=0).tolist(),
     }
 
@@ -153,8 +153,8 @@ def _expected_found(n: np.ndarray, g: np.ndarray, ks: Sequence[int]) -> np.ndarr
     """Expected number (q, len(ks)) of relevant rows among the first k: a tie group cut by k gives its share."""
     if any(k < 1 for k in ks):
         raise UsageError(f"k={min(ks)}; expected a rank of at least 1")
-    before, share = _before(n), g / np.maximum(n, 1.0)
-    found = [(share * np.clip(k - before, 0.0, n)).sum(axis=1) for k in ks]
+    before, size = _before(n), np.maximum(n, 1.0)
+    found = [(g * np.clip(k - before, 0.0, n) / size).sum(axis=1) for k in ks]
     return np.stack(found, axis=1) if found else np.empty((len(n), 0))
 
 

@@ -79,13 +79,18 @@ def _accident(task: str, error: BaseException) -> IncompleteError:
     return ours
 
 
-def settle(future: Future | list[Future], watch: Watch) -> Any:
-    """What became of a future, or of a list of them, accidents turned into our errors.
+def begin_gather(future: Future | list[Future], watch: Watch) -> concurrent.futures.Future[Any]:
+    """Fetch the result of a future, or of a list of them, beside what this thread does."""
+    loop = watch.client.loop.asyncio_loop
+    return asyncio.run_coroutine_threadsafe(watch.client.gather(future, asynchronous=True), loop)
+
+
+def settle(future: Future | list[Future], watch: Watch, gathering: concurrent.futures.Future[Any] | None = None) -> Any:
+    """What became of a future, or of a list of them, accidents turned into our errors; ``gathering`` has begun already.
 
     A result whose worker died after finishing it is made again, so this too may take as long as a task.
     """
-    loop = watch.client.loop.asyncio_loop
-    gathering = asyncio.run_coroutine_threadsafe(watch.client.gather(future, asynchronous=True), loop)
+    gathering = gathering or begin_gather(future, watch)
     try:
         while not concurrent.futures.wait([gathering], POLL_SECONDS).done:
             watch.check()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from och_dist.outcome import Failure, Watch, guarded, merged, patient, retries, settle, unwrap
+from och_dist.outcome import Failure, Watch, begin_gather, guarded, merged, patient, retries, settle, unwrap
 from och_dist.tracing import Mark, Trace, traced
 
 if TYPE_CHECKING:
@@ -30,8 +29,7 @@ def _cut(cut: Callable[[T, int], T], value: T | Failure, number: int) -> T | Fai
     return value if isinstance(value, Failure) else guarded(cut, value, number)
 
 
-def _finished(finish: Callable[[T], T], merge: Callable[[Sequence[T]], T], parts: Sequence[T | Failure]) -> T | Failure:
-    value = merged(merge, parts)
+def _finished(finish: Callable[[T], T], value: T | Failure) -> T | Failure:
     return value if isinstance(value, Failure) else guarded(finish, value)
 
 
@@ -137,7 +135,7 @@ class LeavesThere:
             for number, task in enumerate(tasks)
         ]
 
-    def _tree(self, level: list[Any], merge: Callable[[Sequence[T]], T], width: int = 1) -> list[Any]:
+    def _tree(self, level: list[Any], merge: Callable[[Sequence[T]], T], width: int = 1, tag: str = "") -> list[Any]:
         """The nodes of the first level of at most ``width`` above the leaves."""
         from dask import delayed
 
@@ -147,7 +145,7 @@ class LeavesThere:
                 combine(
                     merge,
                     level[i : i + FAN_IN],
-                    dask_key_name=f"merge_{self.name}-{self.token}-{depth}-{i // FAN_IN}",
+                    dask_key_name=f"merge_{self.name}-{self.token}{tag}-{depth}-{i // FAN_IN}",
                 )
                 for i in range(0, len(level), FAN_IN)
             ]
@@ -173,36 +171,32 @@ class LeavesThere:
         return self._run(self._tree(self.nodes, merge)[0], [])[0]
 
     def pieces(self, merge: Any, cut: Any, finish: Any, count: int) -> Iterator[Any]:
-        """The last two merges once for each piece, on the workers, from what the level below them has of this piece."""
+        """The last merges once for each piece, on the workers, from what a level of up to FAN_IN^2 parts has of it."""
         from dask import delayed
 
         part, last = delayed(_cut, pure=False), delayed(_finished, pure=False)
         level, end = self._tree(self.nodes, merge, FAN_IN**2), f"{self.name}-{self.token}"
-        roots = [
-            last(
-                finish,
-                merge,
-                [part(cut, node, number, dask_key_name=f"cut_{end}-{number}-{i}") for i, node in enumerate(level)],
-                dask_key_name=f"finish_{end}-{number}",
-            )
-            for number in range(count)
-        ]
+        roots = []
+        for number in range(count):
+            parts = [part(cut, node, number, dask_key_name=f"cut_{end}-{number}-{i}") for i, node in enumerate(level)]
+            (root,) = self._tree(parts, merge, tag=f"-{number}")
+            roots.append(last(finish, root, dask_key_name=f"finish_{end}-{number}"))
         watch, done = Watch(self.client), False
         futures = self.client.compute(roots, retries=retries())
-        with ThreadPoolExecutor(1) as fetching:  # the next piece comes while this one is used
-            try:
-                ahead = fetching.submit(_await, futures[0], watch)
-                for number in range(count):
-                    value = unwrap(ahead.result())
-                    futures[number] = None  # the workers may forget it
-                    if number + 1 < count:
-                        ahead = fetching.submit(_await, futures[number + 1], watch)
-                    yield value
-                done = True
-            finally:
-                self.trace.end(done=done)
-                with contextlib.suppress(Exception):
-                    self.client.cancel([future for future in futures if future is not None], force=True)
+        ahead = begin_gather(futures[0], watch)
+        try:
+            for number in range(count):
+                value = unwrap(_await(futures[number], watch, ahead))
+                futures[number] = None  # the workers may forget it
+                if number + 1 < count:
+                    ahead = begin_gather(futures[number + 1], watch)  # comes while this one is used
+                yield value
+            done = True
+        finally:
+            self.trace.end(done=done)
+            ahead.cancel()
+            with contextlib.suppress(Exception):
+                self.client.cancel([future for future in futures if future is not None], force=True)
 
     def scan(self, merge: Callable[[Sequence[T]], T]) -> tuple[Any, list[Any]]:
         from dask import delayed
@@ -229,9 +223,9 @@ class Count:
             self.advance(size)
 
 
-def _await(future: Future, watch: Watch) -> Any:
+def _await(future: Future, watch: Watch, gathering: Any = None) -> Any:
     try:
-        return settle(future, watch)
+        return settle(future, watch, gathering)
     except BaseException:
         with contextlib.suppress(Exception):
             watch.client.cancel(future, force=True)

@@ -196,3 +196,8 @@ def test_impossible_options_are_refused():
         average_precision(n, g, ties="file")
     with pytest.raises(UsageError, match="k=0"):
         precision_at(n, g, 0)
+
+
+def test_all_rows_hold_all_relevant_ones_exactly():
+    for n, g in ((25, 7), (22, 15), (49, 1)):
+        assert recall_at(np.array([[n]]), np.array([[g]]), [n]).tolist() == [[1.0]]

@@ -60,7 +60,8 @@ class Candidates:
             )
         ranked = self.rank()
         if self.offsets[-1] == counts.sum():
-            return ranked.distances.reshape(-1, counts[0]), ranked.rows.reshape(-1, counts[0])
+            shape = len(counts), int(counts[0])
+            return ranked.distances.reshape(shape), ranked.rows.reshape(shape)
         index = self.offsets[:-1, None] + np.arange(counts[0])
         return ranked.distances[index], ranked.rows[index]
 

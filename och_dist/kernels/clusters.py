@@ -98,7 +98,7 @@ def assign(
         raise BadInputError("there are no centres; expected at least one: train them first")
     check_finite(block, first_row=first_row)
     shared = begin_round(centres) if shared is None else shared
-    exact = centres.astype(np.float64)
+    exact = np.ascontiguousarray(centres, np.float64)
     labels = np.empty(block.shape[0], dtype=np.int32)
     distances = np.empty(block.shape[0], dtype=np.float64)
     error = 2.0 * rounding(centres.shape[1]) * float(np.sqrt(shared.squared.max()))

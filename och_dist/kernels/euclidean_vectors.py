@@ -22,6 +22,11 @@ DOUBLES = ir.VectorType(ir.DoubleType(), 8)
 FLOATS = ir.VectorType(ir.FloatType(), 16)
 
 
+def _contiguous(*kinds: Any) -> bool:
+    """Whether arrays may be walked row by row; others are refused when a caller is compiled."""
+    return all(kind.layout == "C" for kind in kinds)
+
+
 def _row(context: Any, builder: Any, kind: Any, array: Any, row: Any) -> tuple[Any, Any]:
     """(pointer to the first entry, number of entries) of a row of a contiguous array of two dimensions."""
     opened = context.make_array(kind)(context, builder, array)
@@ -43,6 +48,9 @@ def lane_sums(typingctx, queries, q, rows, i, partial):  # type: ignore[no-untyp
 
     ``queries`` and ``rows`` (n, d) are contiguous float32 or float64.
     """
+
+    if not _contiguous(queries, rows, partial):
+        return None
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         kinds = signature.args
@@ -76,6 +84,9 @@ def near_rows(typingctx, product, q, start, halves, least):  # type: ignore[no-u
 
     ``product`` (n, m) and ``halves`` (m,) are contiguous float32 with at least 64 entries from ``start`` on.
     """
+
+    if not _contiguous(product, halves):
+        return None
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         kinds = signature.args

@@ -66,7 +66,7 @@ def sphere_scores(block: np.ndarray, pivots: np.ndarray, squared_radii: np.ndarr
     scores = np.empty((block.shape[0], pivots.shape[0]))
     for start in range(0, block.shape[0], ROWS_PER_BLOCK):
         step = slice(start, start + ROWS_PER_BLOCK)
-        _fill_squared_distances(block[step].astype(np.float64), pivots, scores[step])
+        _fill_squared_distances(as_float_rows(block[step]), pivots, scores[step])
     return np.sqrt(squared_radii) - np.sqrt(scores)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from och_dist.cluster import count_threads
+from och_dist.cluster import count_threads, least_memory
 from och_dist.errors import BadInputError
 from och_dist.graph import reduce_tasks
 from och_dist.kernels.hamming import count_rows, hamming_histogram, lay_out
@@ -32,6 +32,11 @@ from och_dist.store.objects import storage_errors
 from och_dist.store.versions import canonical, sha256
 
 QUERY_BYTES = 32 << 20
+PARTITION_BYTES = 64 << 20
+HELD_TIMES = 10
+"""Codes are held packed, twice while they are joined, as words and laid out: five times at most, in half of a thread's
+memory."""
+
 TASKS_PER_THREAD = 4
 """Dask spreads only more than 2 over all workers, instead of sending them to the one that has the queries."""
 
@@ -78,11 +83,12 @@ def count_distances(task: CountDistances, queries: np.ndarray) -> Histograms:
     return found
 
 
-def plan_counts(index: Index, truth: StoredNeighbors, threads: int) -> list[CountDistances]:
-    """As few partitions of the codes as memory allows, for each of them reads all exact neighbours; and as many ranges
-    of queries as give every thread something to do."""
-    partitions = partitions_of(index, 1)
-    ranges = min(truth.queries, -(-TASKS_PER_THREAD * threads // len(partitions)))
+def plan_counts(index: Index, truth: StoredNeighbors, threads: int, memory: int) -> list[CountDistances]:
+    """As few partitions of the codes as the ``memory`` of a thread allows, for each of them reads all exact neighbours;
+    and as many ranges of queries as give every thread something to do."""
+    wanted = TASKS_PER_THREAD * threads
+    partitions = partitions_of(index, -(-wanted // truth.queries), min(PARTITION_BYTES, memory // HELD_TIMES))
+    ranges = min(truth.queries, -(-wanted // len(partitions)))
     cuts = np.linspace(0, truth.queries, ranges + 1).astype(int).tolist()
     return [
         CountDistances(index.ref, part.chunks, truth, start, stop)
@@ -112,7 +118,7 @@ def evaluate(
     if (known := _known(output, key)) is not None:
         return watch.report("nothing to do", **known)
     codes = searcher.encode(opened.read(0, opened.rows))
-    tasks = plan_counts(searcher.index, stored, count_threads(context.client))
+    tasks = plan_counts(searcher.index, stored, count_threads(context.client), least_memory(context.client))
     counts = reduce_tasks(
         count_distances,
         tasks,

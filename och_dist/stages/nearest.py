@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from och_dist.kernels.euclidean import euclidean_top_k
 from och_dist.stages.common import Context
 from och_dist.store.corpus import Corpus, CorpusRef
 from och_dist.store.neighbors import Neighbors
+from och_dist.tree import FAN_IN
 
 PIECE_BYTES = 32 << 20
 """What the driver holds of a result at a time."""
@@ -99,7 +100,7 @@ def exact_neighbors(
     context: Context,
     *,
     without: np.ndarray = NO_ROWS,
-) -> Iterator[Neighbors]:
+) -> Generator[Neighbors, None, None]:
     """The neighbours of ``count`` queries, :func:`piece_size` of them at a time, over the rows that are not in
     ``without`` (ascending); ``read(start, stop)`` has the vectors of some queries."""
     width = min(k, corpus.rows - len(without))
@@ -114,9 +115,11 @@ def exact_neighbors(
 
 
 def _pieces_of_pass(width: int, size: int, context: Context) -> int:
-    """So many that an eighth of a worker's memory holds all candidates of a pass, at least one."""
-    memory = least_memory(context.client)
-    queries = min(MAX_QUERIES, int(memory / (8 * GUIDE_SLACK * 16 * max(1, width))))
+    """So many that a merge of FAN_IN parts, all of full width, and its result take half of a thread's memory, at least
+    one; one without a cluster, where nothing is gained by more."""
+    if context.client is None:
+        return 1
+    queries = min(MAX_QUERIES, least_memory(context.client) // (4 * FAN_IN * 16 * max(1, width)))
     return max(1, queries // size)
 
 
@@ -175,4 +178,5 @@ def _guess(corpus: Corpus, vectors: np.ndarray, k: int, without: np.ndarray, con
         name="guide_rows",
         shared=QueryBatch(vectors, np.full(len(vectors), np.inf), without),
     )
-    return nearest.dense(place + 1)[0][:, -1]
+    distances, _ = nearest.dense(place + 1)
+    return distances[:, -1] if distances.shape[1] else np.full(len(vectors), np.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,9 +105,10 @@ def prepare_split(corpus: Corpus, split: Split, folder: Path, *, k: int, context
     key = sha256(canonical([corpus.fingerprint, split.queries.tolist(), k]))
     if (read_about(path) or {}).get("key") != key:
         vectors = get_array(objects, "queries.npy")
-        found = exact_neighbors(
+        width, about = min(k, corpus.rows - len(split.queries)), {"kind": "euclidean", "key": key}
+        neighbors = exact_neighbors(
             corpus, lambda start, stop: vectors[start:stop], len(vectors), k, context, without=split.queries
         )
-        about = {"kind": "euclidean", "key": key}
-        save_neighbors(path, found, queries=len(vectors), width=k, batch=piece_size(k), about=about)
+        with contextlib.closing(neighbors) as found:
+            save_neighbors(path, found, queries=len(vectors), width=width, batch=piece_size(width), about=about)
     return PreparedSplit(str(folder), split.queries, open_neighbors(path))

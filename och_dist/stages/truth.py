@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from och_dist.errors import UsageError
@@ -48,8 +49,8 @@ def truth(
     if output.endswith(".zarr") and (read_about(output) or {}).get("key") == about["key"]:
         return watch.report("nothing to do", **facts)
     require_room(opened, context, "a pass over the corpus")
-    found = exact_neighbors(opened, asked.read, asked.rows, k, context)
-    save_neighbors(output, found, queries=asked.rows, width=width, batch=piece_size(width), about=about)
+    with contextlib.closing(exact_neighbors(opened, asked.read, asked.rows, k, context)) as found:
+        save_neighbors(output, found, queries=asked.rows, width=width, batch=piece_size(width), about=about)
     return watch.report(**facts)
 
 

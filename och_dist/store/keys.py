@@ -7,6 +7,9 @@ from pathlib import Path, PurePosixPath
 
 from och_dist.errors import BadInputError, IntegrityError
 
+Data = bytes | tuple[bytes, ...]
+"""What an object is made of: its bytes, or parts that need not be copied together."""
+
 
 def check_key(key: str) -> str:
     """Return ``key`` if it stays inside the store: relative, normal, printable."""
@@ -33,3 +36,8 @@ def local_path(root: Path, key: str, *, itself: bool = True) -> Path:
             )
         here = here.parent
     return path
+
+
+def parts_of(data: Data) -> tuple[bytes, ...]:
+    """The buffers of an object, one after the other."""
+    return data if isinstance(data, tuple) else (data,)

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError, UsageError
-from och_dist.store.keys import check_key, local_path
+from och_dist.store.keys import Data, check_key, local_path, parts_of
 
 TEMPORARY = ".tmp"
 ATTEMPTS = 10
@@ -87,7 +87,7 @@ class Objects(ABC):
         """Remove an object; absent is fine."""
 
     @abstractmethod
-    def _create(self, key: str, data: bytes) -> bool:
+    def _create(self, key: str, data: Data) -> bool:
         """Store ``data`` unless ``key`` exists, atomically; tell whether this call stored it."""
 
     def get(self, key: str) -> bytes:
@@ -97,11 +97,11 @@ class Objects(ABC):
             raise IntegrityError(f"{self.url}/{key} is missing; run 'och verify {self.url}'")
         return data
 
-    def put(self, key: str, data: bytes) -> Put:
+    def put(self, key: str, data: Data) -> Put:
         """Put-if-absent. A response that got lost is settled by reading back."""
         return self._put(key, data, begun=True)
 
-    def _put(self, key: str, data: bytes, *, begun: bool) -> Put:
+    def _put(self, key: str, data: Data, *, begun: bool) -> Put:
         where = f"{self.url}/{check_key(key)}"
         for _ in range(ATTEMPTS):  # lost to an object that is gone again: S3 may answer so, and gc may delete
             failure: Exception | None = None
@@ -112,7 +112,7 @@ class Objects(ABC):
                 failure = error
             found = self.read(key)
             if found is not None:
-                return self._settle(where, found == data)
+                return self._settle(where, found == b"".join(parts_of(data)))
             if failure is not None:
                 with storage_errors(where, begun=begun):
                     raise failure
@@ -227,7 +227,7 @@ class LocalObjects(Objects):
             except OSError:
                 return
 
-    def _create(self, key: str, data: bytes) -> bool:
+    def _create(self, key: str, data: Data) -> bool:
         path = self._path(key)
         if path.exists():
             return False
@@ -235,9 +235,9 @@ class LocalObjects(Objects):
         temporary.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
-                file.write(data)
+                file.writelines(parts_of(data))
                 file.flush()
-                if len(data) <= FLUSHED:  # manifests, records, models, bitmaps; chunks are checked before a publish
+                if file.tell() <= FLUSHED:  # manifests, records, models, bitmaps; chunks are checked before a publish
                     os.fsync(file.fileno())
             return self._link(temporary, path)
         finally:
@@ -338,13 +338,13 @@ class BucketObjects(Objects):
         with _bucket_errors(self.url), contextlib.suppress(FileNotFoundError):
             obstore.delete(self._store, [check_key(key) for key in keys])  # a thousand with each request
 
-    def _create(self, key: str, data: bytes) -> bool:
+    def _create(self, key: str, data: Data) -> bool:
         import obstore
         from obstore.exceptions import AlreadyExistsError, NotSupportedError
 
         with _bucket_errors(f"{self.url}/{key}"):
             try:
-                obstore.put(self._store, key, data, mode="create", use_multipart=False)
+                obstore.put(self._store, key, b"".join(parts_of(data)), mode="create", use_multipart=False)
                 return True
             except AlreadyExistsError:
                 return False

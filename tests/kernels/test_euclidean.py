@@ -171,6 +171,16 @@ def test_tiles_and_batches_change_nothing(monkeypatch):
     assert as_lists(euclidean_top_k(rows[:40], rows, 11)) == as_lists(whole)
 
 
+@pytest.mark.parametrize("order", ["F", "strided", ">f4"])
+def test_queries_and_rows_of_any_layout(order):
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((200, 80)).astype("f4")
+    layouts = {"F": np.asfortranarray(rows), "strided": np.repeat(rows, 2, axis=1)[:, ::2], ">f4": rows.astype(">f4")}
+    other, pairs = layouts[order], (np.arange(9), np.arange(9, 18))
+    assert as_lists(euclidean_top_k(other[:9], other, 20)) == as_lists(euclidean_top_k(rows[:9], rows, 20))
+    assert np.array_equal(exact_distances(other[:9], other, *pairs), exact_distances(rows[:9], rows, *pairs))
+
+
 def test_same_neighbours_for_another_blas_kernel():
     environment = {**os.environ, "OPENBLAS_CORETYPE": "Haswell", "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, "-c", NEIGHBOURS_OF_A_SEED]
@@ -210,6 +220,7 @@ def test_nothing_to_find():
     assert euclidean_top_k(points, none, 5).offsets.tolist() == [0, 0, 0, 0]
     assert euclidean_top_k(none, points, 5).dense(5)[0].shape == (0, 5)
     assert euclidean_top_k(points, points, 0).distances.size == 0
+    assert euclidean_top_k(points, none, 5).dense(5)[0].shape == (3, 0)
     assert euclidean_top_k(points, points, 9, limit=np.full(3, -1.0)).distances.size == 0
     assert exact_distances(points, points, np.empty(0, int), np.empty(0, int)).size == 0
 

@@ -15,6 +15,7 @@ from och_dist.kernels.packing import code_words, pack_bits
 from och_dist.kernels.spheres import (
     encode_spheres,
     nth_distances,
+    sphere_scores,
     spherical_histogram,
     spherical_levels,
     spherical_pairs,
@@ -78,6 +79,15 @@ def test_any_scale_follows_the_definition(seed, d, r, scale):
     distances = all_distances(rows, pivots)
     radii = distances[rng.integers(0, 30, r), np.arange(r)]
     np.testing.assert_array_equal(bits_of(encode_spheres(rows, pivots, radii), r), distances <= radii)
+
+
+@pytest.mark.parametrize("d", [5, 32, 70])
+def test_scores_do_not_depend_on_the_order_of_memory(d):
+    rng = np.random.default_rng(3)
+    rows, pivots = rng.standard_normal((40, d)).astype("f4"), rng.standard_normal((6, d)).astype("f4")
+    scores = sphere_scores(rows, pivots, np.full(6, 9.0))
+    assert np.array_equal(3.0 - np.sqrt(all_distances(rows, pivots)), scores)
+    assert np.array_equal(sphere_scores(np.asfortranarray(rows), np.asfortranarray(pivots), np.full(6, 9.0)), scores)
 
 
 def test_same_bytes_for_every_blocking():

@@ -13,6 +13,7 @@ from och_dist.errors import BadInputError, UsageError
 from och_dist.kernels.packing import unpack_bits
 from och_dist.metrics import evaluate_histograms
 from och_dist.stages import compare as module
+from och_dist.stages import nearest
 from och_dist.stages.common import Context
 from och_dist.stages.compare import Cell, compare
 from och_dist.stages.ingest import ingest
@@ -70,6 +71,15 @@ def test_truth_is_exact_and_leaves_the_queries_out(corpus: str, vectors: np.ndar
     distances = ((points[split.queries][:, None] - points[database]) ** 2).sum(axis=2)
     expected = database[np.argsort(distances, axis=1, kind="stable")[:, :7]]
     np.testing.assert_array_equal(prepared.truth.read_rows(0, QUERIES), expected)
+
+
+def test_more_true_neighbours_than_the_database_has(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nearest, "PIECE_BYTES", 16 * 3 * ROWS)  # three queries, or fewer if k counted
+    split = Split.draw(ROWS, queries=QUERIES, train_rows=TRAINING, seed=0, repeat=0)
+    prepared = prepare_split(open_corpus(corpus), split, tmp_path / "split", k=3 * ROWS, context=Context())
+    assert prepared.truth.read_rows(0, QUERIES).shape == (QUERIES, ROWS - QUERIES)
 
 
 def test_figures_equal_brute_force(corpus: str, vectors: np.ndarray, tmp_path: Path) -> None:

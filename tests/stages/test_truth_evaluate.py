@@ -18,7 +18,6 @@ from och_dist.stages import nearest as stage
 from och_dist.stages.common import Context
 from och_dist.stages.encode import encode
 from och_dist.stages.evaluate import evaluate
-from och_dist.stages.resident import partitions_of
 from och_dist.stages.search import open_index, search
 from och_dist.stages.truth import truth
 from och_dist.store.corpus import open_corpus
@@ -165,8 +164,8 @@ def distance_table(index: str, queries: np.ndarray) -> np.ndarray:
 def test_every_distance_is_counted_once(
     threads: int, most_bytes: int, judged: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate_stage, "partitions_of", lambda index, count: partitions_of(index, count, most_bytes))
-    tasks = evaluate_stage.plan_counts(open_index(judged[0]).index, open_neighbors(judged[1]), threads)
+    monkeypatch.setattr(evaluate_stage, "PARTITION_BYTES", most_bytes)
+    tasks = evaluate_stage.plan_counts(open_index(judged[0]).index, open_neighbors(judged[1]), threads, 1 << 30)
     counted = np.zeros((17, 1000), int)
     for task in tasks:
         counted[task.start : task.stop, task.chunks[0].start : task.chunks[-1].stop] += 1
