@@ -76,23 +76,29 @@ def _time(seconds: float) -> str:
     return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", type=Path)
-    options = parser.parse_args()
-    sizes = SUITES[json.loads(options.results[0].read_text())["suite"]]
-    rates = Rates.measured({outcome.name: outcome for outcome in merge(options.results)}, sizes)
+def page(results: list[Path]) -> str:
+    """The table of docs/scale.md, from files of results."""
+    sizes = SUITES[json.loads(results[0].read_text())["suite"]]
+    rates = Rates.measured({outcome.name: outcome for outcome in merge(results)}, sizes)
     cases = [(10**8, 16), (10**8, 64), (10**9, 64), (10**9, 256)]
-    print("| | " + " | ".join(f"{rows:,} rows, {workers} workers" for rows, workers in cases) + " |")
-    print("|---|" + "---|" * len(cases))
+    lines = ["| | " + " | ".join(f"{rows:,} rows, {workers} workers" for rows, workers in cases) + " |"]
+    lines.append("|---|" + "---|" * len(cases))
     columns = [list(capacity(rows, workers, rates)) for rows, workers in cases]
     for cells in zip(*columns, strict=True):
         name = cells[0][0].partition(", 16 workers")[0]
-        print(f"| {name} | " + " | ".join(value for _, value in cells) + " |")
-    print(
-        f"\nOne worker, microseconds per row: moments {1e6 * rates.moments:.2f}, encode {1e6 * rates.encode:.2f}, "
-        f"a round of k-means over all rows {1e6 * rates.round:.2f}"
-    )
+        lines.append(f"| {name} | " + " | ".join(value for _, value in cells) + " |")
+    lines += [
+        "",
+        f"One worker, microseconds per row: moments {1e6 * rates.moments:.2f}, encode {1e6 * rates.encode:.2f}, "
+        f"a round of k-means over all rows {1e6 * rates.round:.2f}.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="+", type=Path)
+    print(page(parser.parse_args().results))
 
 
 if __name__ == "__main__":

@@ -73,14 +73,13 @@ def warm_kernels() -> None:
         merge_top_k,
     )
     from och_dist.kernels.lloyd import begin_round, block_sums
-    from och_dist.kernels.packing import code_words, count_ones
+    from och_dist.kernels.packing import code_words
     from och_dist.kernels.project import encode_linear
 
     rows = np.eye(4, dtype=np.float32)
     block_clusters(rows, rows[:2], first_row=0, seed=0)
     block_sums(rows, begin_round(rows[:2]))
     codes = encode_linear(rows, np.zeros(4, np.float32), np.ones((4, 8), np.float32), np.zeros(8, np.float32))
-    count_ones(codes, 8)
     merge_candidates([euclidean_top_k(rows, rows, 2)] * 2, 2).rank()
     words, first = code_words(codes), np.zeros(1, np.int64)
     # Codes of up to 32 bits have a type of their own, many codes a scan of a sample before the scan.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import subprocess
@@ -119,21 +120,32 @@ def _constant(words: str, found: dict[int, float]) -> Goal:
 
 
 def workers_row(ground: Ground) -> Outcome:
-    """encode with one worker and with two."""
+    """encode with one worker and with two, where tasks are few and where they are more."""
     sizes = ground.sizes
-    corpus, model = ground.corpus(sizes.encode_rows), ground.model(sizes.encode_rows)
-    outcome = Outcome("workers", f"encode of {sizes.encode_rows:,} x {sizes.dim} with 1 and 2 workers")
+    model, rows_of = ground.model(sizes.encode_rows), (sizes.encode_rows, sizes.growth[-1])
+    outcome = Outcome(
+        "workers", f"encode of {' and '.join(f'{rows:,}' for rows in rows_of)} x {sizes.dim}, 1 and 2 workers"
+    )
 
-    def run(client: Any) -> None:
+    def run(client: Any, rows: int) -> None:
         index = str(ground.scratch("index"))
-        encode(corpus.url, index, model=model, chunk_rows=sizes.code_chunk_rows, context=Context(client))
+        encode(ground.corpus(rows).url, index, model=model, chunk_rows=sizes.code_chunk_rows, context=Context(client))
 
     with connect(ClusterOptions(workers=1, dashboard=False)) as alone:
-        run(alone)
-        run(ground.client)
-        actions = {"1 worker": lambda: run(alone), "2 workers": lambda: run(ground.client)}
-        outcome.figures = take_turns(actions, sizes.repeats)
-    outcome.ratio("speed-up", "1 worker", "2 workers", 1.8, at_least=True)
+        for rows in rows_of:
+            actions = {
+                f"1 worker, {rows:,} rows": lambda rows=rows: run(alone, rows),
+                f"2 workers, {rows:,} rows": lambda rows=rows: run(ground.client, rows),
+            }
+            for action in actions.values():
+                action()
+            outcome.figures |= take_turns(actions, sizes.repeats)
+            outcome.ratio(f"speed-up, {rows:,} rows", *actions, 1.8, at_least=True)
+            tasks = rows / sizes.code_chunk_rows
+            even = tasks / (math.ceil(int(tasks) / 2) + (tasks % 1 if int(tasks) % 2 == 0 else 0))
+            outcome.notes.append(
+                f"{rows:,} rows are {tasks:.2f} chunks of codes, so two workers can be {even:.2f} times as fast at best"
+            )
     return outcome
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from och_dist.errors import BadInputError, IntegrityError
 
@@ -55,7 +54,7 @@ def code_words(codes: np.ndarray) -> np.ndarray:
 def count_ones(codes: np.ndarray, n_bits: int) -> np.ndarray:
     """Set bits (n_bits,) int64 per bit position over all rows of ``codes`` (n, ceil(n_bits / 8)) uint8."""
     _check_codes(codes, n_bits)
-    values = _byte_histograms(np.ascontiguousarray(codes))
+    values = np.array([np.bincount(column, minlength=256) for column in codes.T])
     bit_of_value = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return (values @ bit_of_value.astype(np.int64)).reshape(-1)[:n_bits]
 
@@ -66,13 +65,3 @@ def _check_codes(codes: np.ndarray, n_bits: int) -> None:
             f"codes are {codes.dtype} of shape {codes.shape}; expected uint8 (rows, {-(-n_bits // 8)}) "
             f"for {n_bits} bits: use the codes and the bits of one model"
         )
-
-
-@njit(nogil=True)
-def _byte_histograms(codes):  # type: ignore[no-untyped-def]
-    """(bytes, 256) int64: how often each byte column takes each value."""
-    counts = np.zeros((codes.shape[1], 256), dtype=np.int64)
-    for i in range(codes.shape[0]):
-        for b in range(codes.shape[1]):
-            counts[b, codes[i, b]] += 1
-    return counts

@@ -25,6 +25,9 @@ from och_dist.store.objects import Objects, open_objects
 from och_dist.store.versions import commit_version, version_numbers
 
 CHUNKS_PER_CHECK = 8
+CHECKED_HERE = 2 << 20
+"""Bytes of codes that are read and checked before a task would have been to a worker and back."""
+
 RACES = 20
 COLLECTED = "collected.json"
 CLAIMS = "publishing"
@@ -235,7 +238,8 @@ def _check_all(objects: Objects, job: Job, context: Context) -> tuple[np.ndarray
         CheckChunks(objects.url, job, tuple(chunks[i : i + CHUNKS_PER_CHECK]))
         for i in range(0, len(chunks), CHUNKS_PER_CHECK)
     ]
-    parts = map_tasks(check_chunks, tasks, client=context.client, name="check_chunks")
+    client = None if job.spec.n_chunks * job.chunk_rows * job.spec.width <= CHECKED_HERE else context.client
+    parts = map_tasks(check_chunks, tasks, client=client, name="check_chunks")
     return np.concatenate([crcs for crcs, _ in parts]), np.concatenate([ones for _, ones in parts])
 
 

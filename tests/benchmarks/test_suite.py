@@ -13,10 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.capacity import Rates, capacity  # noqa: E402
+from benchmarks.capacity import Rates, capacity, page  # noqa: E402
 from benchmarks.suite import report  # noqa: E402
 from benchmarks.suite.ground import SUITES  # noqa: E402
 from benchmarks.suite.measure import Figure, Goal, Outcome, take_turns  # noqa: E402
+from benchmarks.suite.plot import growth_picture  # noqa: E402
 from benchmarks.suite.rows import BENCHMARKS  # noqa: E402
 
 
@@ -106,3 +107,14 @@ def test_actions_take_turns() -> None:
     )
     assert "".join(seen) == "-a-b-a-b"
     assert figures["a"].values == (1.0, 1.0)
+
+
+def test_the_pages_show_the_kept_results() -> None:
+    """docs/performance.json is the run that docs/performance.md and docs/scale.md are made of."""
+    kept = ROOT / "docs" / "performance.json"
+    outcomes = report.outcomes_of(kept)
+    assert [outcome.name for outcome in outcomes] == list(BENCHMARKS)
+    assert report.table(outcomes, judged=True) in (ROOT / "docs" / "performance.md").read_text()
+    assert page([kept]) in (ROOT / "docs" / "scale.md").read_text()
+    picture = growth_picture(next(outcome for outcome in outcomes if outcome.name == "growth"))
+    assert (ROOT / "docs" / "growth.svg").read_text() == picture + "\n"
