@@ -8,7 +8,7 @@
     python -m benchmarks --table results/a.json results/b.json --plot docs/growth.svg
     python -m benchmarks --suite full --compare results/a.json
 
-Data are generated below ``--data`` (a temporary folder unless given; 15 GB for the full suite) and shared by all
+Data are generated below ``--data`` (a temporary folder unless given; 20 GB for the full suite) and shared by all
 benchmarks. Results go to ``--output``, below benchmarks/results unless given.
 """
 

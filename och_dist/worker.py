@@ -46,7 +46,7 @@ class WarmKernels(WorkerPlugin):
     name = "och-warm-kernels"
 
     def setup(self, worker: Any) -> None:
-        threading.Thread(target=warm_kernels, name=self.name, daemon=True).start()
+        threading.Thread(target=warm_kernels, args=(False,), name=self.name, daemon=True).start()
 
 
 async def dask_setup(worker: Any) -> None:
@@ -56,8 +56,11 @@ async def dask_setup(worker: Any) -> None:
         await asyncio.to_thread(warm_kernels)
 
 
-def warm_kernels() -> None:
-    """Compile the hot kernels for float32 rows and 64-bit codes; other types compile when they first come up."""
+def warm_kernels(everything: bool = True) -> None:
+    """Compile the hot kernels for float32 rows and 64-bit codes; other types compile when they first come up.
+
+    Codes of up to 32 bits and searches within a radius, half of the time, are for workers that stay.
+    """
     import numpy as np
 
     from och_dist.kernels.candidates import merge_candidates
@@ -65,6 +68,7 @@ def warm_kernels() -> None:
     from och_dist.kernels.euclidean import euclidean_top_k
     from och_dist.kernels.hamming import (
         SAMPLE_FROM,
+        count_rows,
         hamming_histogram,
         hamming_pairs,
         hamming_radius,
@@ -83,13 +87,16 @@ def warm_kernels() -> None:
     merge_candidates([euclidean_top_k(rows, rows, 2)] * 2, 2).rank()
     words, first = code_words(codes), np.zeros(1, np.int64)
     # Codes of up to 32 bits have a type of their own, many codes a scan of a sample before the scan.
-    for packed, bits in ((codes, 8), (np.zeros((SAMPLE_FROM, 8), np.uint8), 64)):
+    many = (np.zeros((SAMPLE_FROM, 8), np.uint8), 64)
+    for packed, bits in (many, (codes, 8)) if everything else (many,):
         block = lay_out(packed, bits)
         part = hamming_top_k(packed[:1], block, 1)
         hamming_histogram(packed[:1], block)
-        hamming_radius(packed[:1], block, 1, live=np.ones(block.n, bool))
+        if everything:
+            hamming_radius(packed[:1], block, 1, live=np.ones(block.n, bool))
     merge_top_k([part, part], 2)
     hamming_pairs(words, words, first, first)
+    count_rows(words[:1], words, first[:, None], 0, 8)
 
 
 def limit_threads() -> None:
