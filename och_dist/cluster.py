@@ -279,7 +279,7 @@ def check_memory(client: Client | None, task_bytes: int, what: str) -> None:
     """Refuse work whose one task cannot fit a worker, before anything starts."""
     if client is None:
         return
-    for worker in _workers(client):
+    for worker in workers_of(client):
         limit, threads = worker.get("memory_limit") or 0, worker.get("nthreads") or 1
         if limit and task_bytes * threads > limit * 0.7:
             raise UsageError(
@@ -288,17 +288,18 @@ def check_memory(client: Client | None, task_bytes: int, what: str) -> None:
             )
 
 
-def least_memory(client: Client | None) -> int:
-    """Bytes that every thread of every worker may use; 2 GiB is assumed of workers without limits, and without any."""
-    workers = [] if client is None else _workers(client)
-    shares = [(worker.get("memory_limit") or UNLIMITED) // (worker.get("nthreads") or 1) for worker in workers]
-    return min(shares, default=UNLIMITED)
+def thread_shares(client: Client | None) -> list[int]:
+    """Bytes of memory for each thread of all workers; one share without a cluster, or while it has no workers.
+
+    2 GiB are assumed of a worker without a limit.
+    """
+    shares: list[int] = []
+    for worker in [] if client is None else workers_of(client):
+        threads = worker.get("nthreads") or 1
+        shares += [(worker.get("memory_limit") or UNLIMITED) // threads] * threads
+    return shares or [UNLIMITED]
 
 
-def count_threads(client: Client | None) -> int:
-    """Tasks that run at the same time; 1 without a cluster, or while it has no workers."""
-    return max(1, sum(worker.get("nthreads") or 1 for worker in _workers(client))) if client is not None else 1
-
-
-def _workers(client: Client) -> list[dict[str, Any]]:
+def workers_of(client: Client) -> list[dict[str, Any]]:
+    """What the scheduler knows of each worker."""
     return list(client.scheduler_info(n_workers=-1)["workers"].values())

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from och_dist.cluster import count_threads, least_memory
+from och_dist.cluster import thread_shares
 from och_dist.errors import BadInputError
 from och_dist.graph import reduce_tasks
 from och_dist.kernels.hamming import count_rows, hamming_histogram, lay_out
@@ -118,7 +118,8 @@ def evaluate(
     if (known := _known(output, key)) is not None:
         return watch.report("nothing to do", **known)
     codes = searcher.encode(opened.read(0, opened.rows))
-    tasks = plan_counts(searcher.index, stored, count_threads(context.client), least_memory(context.client))
+    shares = thread_shares(context.client)
+    tasks = plan_counts(searcher.index, stored, len(shares), min(shares))
     counts = reduce_tasks(
         count_distances,
         tasks,

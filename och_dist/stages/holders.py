@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from och_dist import pinned
+from och_dist.cluster import workers_of
 from och_dist.graph import reduce_tasks
 from och_dist.stages.filters import Selection
 from och_dist.stages.resident import (
@@ -276,9 +277,9 @@ class Room:
     def of(cls, client: Client | None, threads: int | None) -> Room:
         if client is None:
             return cls(None, threads or usable_cores(), CACHE_BYTES)
-        workers = client.scheduler_info(n_workers=-1)["workers"]
-        slots = sum(worker.get("nthreads") or 1 for worker in workers.values())
-        memory = sum(worker.get("memory_limit") or CACHE_BYTES for worker in workers.values())
+        workers = workers_of(client)
+        slots = sum(worker.get("nthreads") or 1 for worker in workers)
+        memory = sum(worker.get("memory_limit") or CACHE_BYTES for worker in workers)
         return cls(client, max(1, min(slots, MAX_TASKS)), int(PINNED_SHARE * memory), len(workers))
 
     def copies_fit(self, size: int) -> bool:

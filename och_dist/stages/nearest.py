@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from och_dist.cluster import least_memory
+from och_dist.cluster import thread_shares
 from och_dist.graph import reduce_in_pieces, reduce_tasks
 from och_dist.kernels.candidates import Candidates, merge_candidates
 from och_dist.kernels.euclidean import euclidean_top_k
@@ -119,7 +119,7 @@ def _pieces_of_pass(width: int, size: int, context: Context) -> int:
     one; one without a cluster, where nothing is gained by more."""
     if context.client is None:
         return 1
-    queries = min(MAX_QUERIES, least_memory(context.client) // (4 * FAN_IN * 16 * max(1, width)))
+    queries = min(MAX_QUERIES, min(thread_shares(context.client)) // (4 * FAN_IN * 16 * max(1, width)))
     return max(1, queries // size)
 
 

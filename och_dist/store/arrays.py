@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 import google_crc32c
 import numpy as np
 import zarr
+from google_crc32c import extend as extend_checksum
 from google_crc32c import value as checksum
 from zarr.abc.store import (
     ByteRequest,
@@ -269,7 +270,7 @@ def _put_plain(objects: Objects, key: str, block: np.ndarray, chunk_rows: int) -
     """What Zarr would store for a chunk without compression, not copied thrice: rows, padded with zeros, and crc32c."""
     values = np.ascontiguousarray(block).reshape(-1).view(np.uint8)
     padding = bytes(values.size // max(1, len(block)) * (chunk_rows - len(block)))
-    crc = int(google_crc32c.extend(checksum(values), padding))
+    crc = int(extend_checksum(checksum(values), padding))
     parts = cast(bytes, values.data), padding, crc.to_bytes(4, "little")
     objects.put(key, parts)
     return Written(values.size + len(padding) + 4, crc)
