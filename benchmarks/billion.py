@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.made_index import write_index
 from och_dist import LSH
-from och_dist.stages.searcher import Searcher, open_index
+from och_dist.search.searcher import Searcher, open_index
 from och_dist.store.index import find_index
 
 BITS, CENTRES, CHECKED = 64, 1_000_000, 10

@@ -18,10 +18,10 @@ from pathlib import Path
 from benchmarks.suite.ground import SUITES, Sizes
 from benchmarks.suite.measure import Outcome
 from benchmarks.suite.report import merge
-from och_dist.stages.ingest import default_chunk_rows
+from och_dist.cluster.tree import FAN_IN
+from och_dist.ingest.stage import default_chunk_rows
 from och_dist.store.corpus import MAX_PARTITIONS
 from och_dist.store.index import CHUNK_ROWS
-from och_dist.tree import FAN_IN
 
 DIM, BITS, CENTRES = 960, 64, 300
 MEASURED_WORKERS = 2

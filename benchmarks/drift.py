@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from och_dist.hashers.base import Hasher, training_data
 from och_dist.kernels.euclidean import euclidean_top_k
 from och_dist.kernels.gistlike import gist_rows
 from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
 from och_dist.kernels.packing import code_words
-from och_dist.metrics import mean_average_precision
-from och_dist.stages.drift import MAX_BALANCE_SHIFT, MAX_MARGIN_SHIFT, SAMPLE_ROWS, Sample, sample_block, shift_between
-from och_dist.stages.train import make_hasher
+from och_dist.kernels.ranking import mean_average_precision
+from och_dist.methods.base import Hasher, training_data
+from och_dist.train.drift import MAX_BALANCE_SHIFT, MAX_MARGIN_SHIFT, SAMPLE_ROWS, Sample, sample_block, shift_between
+from och_dist.train.stage import make_hasher
 
 NIGHTS = (500, 1_000, 2_000, 8_000)
 CHANGED, QUERIES, NEAR_SHARE = 8_000, 500, 0.02

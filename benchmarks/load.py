@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 import psutil
 
-from och_dist.cluster import ClusterOptions, connect
-from och_dist.stages.common import Context
-from och_dist.stages.encode import encode
-from och_dist.stages.filters import RowSet, row_set
-from och_dist.stages.ingest import ingest
-from och_dist.stages.searcher import Searcher, open_index
-from och_dist.stages.train import train
+from och_dist.cluster.connection import ClusterOptions, connect
+from och_dist.encode.stage import encode
+from och_dist.ingest.stage import ingest
+from och_dist.search.filters import RowSet, row_set
+from och_dist.search.searcher import Searcher, open_index
+from och_dist.stage import Context
+from och_dist.train.stage import train
 
 DIM = 32
 BITS = 64

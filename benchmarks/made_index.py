@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from och_dist.hashers.base import Hasher
+from och_dist.methods.base import Hasher
 from och_dist.store.arrays import write_chunk
 from och_dist.store.index import IndexSegment, model_objects, next_version
 from och_dist.store.jobs import Job, begin_job

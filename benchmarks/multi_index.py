@@ -21,7 +21,7 @@ import numpy as np
 from och_dist.kernels.buckets import COSTS, BucketTables, code_bytes, make_tables
 from och_dist.kernels.hamming import CodeBlock, hamming_top_k, lay_out, merge_top_k
 from och_dist.kernels.packing import pack_bits
-from och_dist.stages.plan_search import Sample, Table, make_plan, predict
+from och_dist.search.plan import Sample, Table, make_plan, predict
 from och_dist.store.tables import PARTITION_ROWS
 
 DIMENSIONS, CENTRES, SPREAD = 20, 2000, 0.6

@@ -34,12 +34,12 @@ from numba import njit
 
 from benchmarks.made_index import write_index
 from och_dist import LSH, OCH
-from och_dist.cluster import ClusterOptions, connect
-from och_dist.hashers.base import Hasher
+from och_dist.cluster.connection import ClusterOptions, connect
+from och_dist.cluster.machine import describe_machine
 from och_dist.kernels.gistlike import gist_rows
 from och_dist.kernels.hamming import popcount
-from och_dist.machine import describe_machine
-from och_dist.stages.searcher import Searcher, open_index
+from och_dist.methods.base import Hasher
+from och_dist.search.searcher import Searcher, open_index
 from och_dist.store.index import find_index
 
 GOALS = {(32, 100): 4, (64, 10): 8, (64, 100): 8, (64, 1000): 4, (128, 100): 5, (128, 1000): 3, (256, 100): 4}

@@ -30,13 +30,13 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from och_dist.errors import OchError
-from och_dist.hashers.base import Hasher, TrainingData, training_data
+from och_dist.evaluate.splits import Split
 from och_dist.kernels.euclidean import euclidean_top_k
 from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
 from och_dist.kernels.packing import code_words
-from och_dist.metrics import mean_average_precision, pooled_area, precision_at
-from och_dist.stages.splits import Split
-from och_dist.stages.train import make_hasher
+from och_dist.kernels.ranking import mean_average_precision, pooled_area, precision_at
+from och_dist.methods.base import Hasher, TrainingData, training_data
+from och_dist.train.stage import make_hasher
 
 QUERIES = 2_000
 TRAIN_ROWS = 10_000

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from och_dist.estimators import OCHPaper as OCHPaper
     from och_dist.estimators import PCAFrame as PCAFrame
     from och_dist.estimators import SpH as SpH
-    from och_dist.stages.search import open_index as open_index
+    from och_dist.search.stage import open_index as open_index
     from och_dist.store.corpus import open_corpus as open_corpus
 
 __version__ = "0.1.0"
@@ -36,7 +36,7 @@ _LOCATIONS = {
     "PCAFrame": "och_dist.estimators",
     "SpH": "och_dist.estimators",
     "open_corpus": "och_dist.store.corpus",
-    "open_index": "och_dist.stages.search",
+    "open_index": "och_dist.search.stage",
 }
 __all__ = [
     "AGH",

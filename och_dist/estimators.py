@@ -20,8 +20,8 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from och_dist.errors import BadInputError, NonFiniteError
-from och_dist.hashers import agh, isohash, itq, lsh, och, och_paper, oeh, pca_frame, sgh, sph
-from och_dist.hashers.base import Hasher, one_thread, seed_of
+from och_dist.methods import agh, isohash, itq, lsh, och, och_paper, oeh, pca_frame, sgh, sph
+from och_dist.methods.base import Hasher, one_thread, seed_of
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -50,7 +50,7 @@ class DaskAware(Hasher):
         self.check_parameters()
         source = ArraySource(_whole_rows(_sized(_checked(X))))
         source.check_size()
-        from och_dist.stages.train import training_data
+        from och_dist.train import training_data
 
         # Local schedulers run their tasks in this process: the limit holds for them too.
         with one_thread():
@@ -184,8 +184,7 @@ class ArraySource:
         """
         import dask
 
-        from och_dist.stages.centres import merge_tree, sample_array
-        from och_dist.stages.statistics import merge_statistics, pilot_of, scan_block
+        from och_dist.train import merge_statistics, merge_tree, pilot_of, sample_array, scan_block
 
         blocks = self._blocks()
         pilot = dask.delayed(pilot_of)(blocks[0][1])
@@ -208,7 +207,7 @@ class ArraySource:
         from dask.tokenize import tokenize
 
         from och_dist.kernels.lloyd import begin_round
-        from och_dist.stages.centres import cluster_block, merge_clusters, merge_tree
+        from och_dist.train import cluster_block, merge_clusters, merge_tree
 
         prepared = (centres, begin_round(centres))
         shared = dask.delayed(prepared, name=f"centres-{tokenize(centres)}", traverse=False)

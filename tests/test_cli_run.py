@@ -68,7 +68,7 @@ def history(folder: Path, *more: object) -> list[dict[str, Any]]:
 def test_a_night_without_work_needs_no_cluster(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even one that cannot be reached; and the evaluation is not made again."""
     before = stored(night / "data")
-    monkeypatch.setattr("och_dist.cluster.connect", None)
+    monkeypatch.setattr("och_dist.cluster.connection.connect", None)
     result = och(*words(night, f"queries={night / 'queries.npy'}"), "--scheduler", "tcp://nowhere.invalid:1")
     assert result.stdout.startswith("nightly: nothing to do, everything was there already")
     after = stored(night / "data")
@@ -130,7 +130,7 @@ def test_unexpected_failures_and_interruptions(night: Path, monkeypatch: pytest.
         def fail(*args: Any, error: BaseException = error, **options: Any) -> None:
             raise error
 
-        monkeypatch.setattr("och_dist.stages.collect.new_sources", fail)
+        monkeypatch.setattr("och_dist.ingest.inbox.new_sources", fail)
         och(*words(night), code=code)
         (run,) = history(night, "-n", 1)
         assert (run["exit_code"], run["stage"]) == (code, "collect")
@@ -141,7 +141,7 @@ def test_a_report_that_cannot_be_kept_hides_no_failure(night: Path, monkeypatch:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("och_dist.recorded.end_run", full)
+    monkeypatch.setattr("och_dist.jobs.run_log.end_run", full)
     text = refused(2, "use numbers above 0", *words(night, "model.max_balance_shift=-1.0"))
     assert "could not be kept" in text
     assert "what is done is kept" in och(*words(night), code=5).stderr
@@ -246,7 +246,7 @@ def test_json_log_of_a_failure(night: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*args: Any, **options: Any) -> None:
         raise RuntimeError("oops")
 
-    monkeypatch.setattr("och_dist.stages.collect.new_sources", fail)
+    monkeypatch.setattr("och_dist.ingest.inbox.new_sources", fail)
     last = lines(och(*words(night), "--log-format", "json", code=1).stderr)[-1]
     assert (last["exit_code"], "RuntimeError: oops" in last["traceback"]) == (1, True)
 

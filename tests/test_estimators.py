@@ -21,12 +21,12 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 from och_dist import OCH
 from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.estimators import ArraySource, DaskAware
-from och_dist.hashers import och
+from och_dist.ingest.stage import ingest
 from och_dist.kernels.lloyd import begin_round
-from och_dist.stages.centres import cluster_block
-from och_dist.stages.ingest import ingest
-from och_dist.stages.train import train, training_data
+from och_dist.methods import och
 from och_dist.store.model import model_on_worker, split_model_path
+from och_dist.train.centres import cluster_block
+from och_dist.train.stage import train, training_data
 
 ROWS, DIM = 600, 12
 LEARNED = ("mean_", "projection_", "offsets_", "rotation_")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.metrics import (
+from och_dist.kernels.ranking import (
     average_precision,
     bit_balance,
     bit_entropy,

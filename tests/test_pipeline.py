@@ -9,8 +9,8 @@ import pytest
 from command import facts, och, one_object, refused
 
 from och_dist.errors import UsageError
-from och_dist.pipeline import STAGES, bundled, load_pipeline, parse_value, run_pipeline, stage_function
-from och_dist.stages.common import Context, Report
+from och_dist.jobs.pipeline import STAGES, bundled, load_pipeline, parse_value, run_pipeline, stage_function
+from och_dist.stage import Context, Report
 
 ROOT = Path(__file__).parent.parent
 JOB = """
@@ -184,7 +184,7 @@ def test_placeholders_are_filled(job: Path, monkeypatch: pytest.MonkeyPatch) -> 
         calls.append({"sources": sources, "count": count, "table": table})
         return Report("fake", "done", 0, {"files": ["a", "b"], "total": 2})
 
-    monkeypatch.setattr("och_dist.pipeline.stage_function", lambda name: stage)
+    monkeypatch.setattr("och_dist.jobs.pipeline.stage_function", lambda name: stage)
     job.write_text(
         "[vars]\nn = 5\ndir = '/d'\n"
         "[[stages]]\nstage = 'fetch'\nsources = ['{dir}/x', '{n}.npy']\ncount = '{n}'\n"
@@ -270,8 +270,8 @@ def test_command_line_replaces_the_cluster_of_a_file(
 ) -> None:
     from click.testing import CliRunner
 
-    from och_dist.cli import cli
-    from och_dist.cluster import ClusterOptions
+    from och_dist.cli.app import cli
+    from och_dist.cluster.connection import ClusterOptions
 
     seen: list[ClusterOptions] = []
 
@@ -279,7 +279,7 @@ def test_command_line_replaces_the_cluster_of_a_file(
         seen.append(options)
         raise UsageError("far enough")
 
-    monkeypatch.setattr("och_dist.cluster.connect", connect)
+    monkeypatch.setattr("och_dist.cluster.connection.connect", connect)
     words = [*words, "--set", f"dir={job.parent / 'd'}"]
     CliRunner().invoke(cli, ["run", str(edited(job, "workers = 0", stated)), *words])
     assert seen == [ClusterOptions(**used)]

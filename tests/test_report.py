@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from och_dist.report.text import bytes_text, render, render_run
-from och_dist.stages.common import Report
+from och_dist.stage import Report
 
 
 @pytest.mark.parametrize(

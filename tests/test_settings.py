@@ -15,8 +15,8 @@ import dask
 import pytest
 from command import och
 
-from och_dist import settings, stop, worker
-from och_dist.cluster import ClusterOptions, connect
+from och_dist import settings, stop
+from och_dist.cluster.connection import ClusterOptions, connect, worker
 from och_dist.errors import UsageError
 
 MEMORY = {"MALLOC_TRIM_THRESHOLD_": 128 << 20, "MALLOC_MMAP_THRESHOLD_": 32 << 20}
@@ -26,7 +26,7 @@ def shown(folder: Path, *words: str, code: int = 0, **variables: str) -> Any:
     """What 'och settings --json' prints in a process of its own, whose home is ``folder``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DASK_")}
     ended = subprocess.run(
-        [sys.executable, "-m", "och_dist.cli", *(words or ("settings", "--json"))],
+        [sys.executable, "-m", "och_dist.cli.app", *(words or ("settings", "--json"))],
         env={**kept, "HOME": str(folder), **variables},
         capture_output=True,
         text=True,

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.suite import bare
-from och_dist.cluster import ClusterOptions, connect
-from och_dist.hashers.base import TrainingData
+from och_dist.cluster.connection import ClusterOptions, connect
+from och_dist.ingest.stage import default_chunk_rows, generate
 from och_dist.kernels.gistlike import gist_rows
-from och_dist.stages.common import Context
-from och_dist.stages.ingest import default_chunk_rows, generate
-from och_dist.stages.train import CorpusSource, train, training_data
+from och_dist.methods.base import TrainingData
+from och_dist.stage import Context
 from och_dist.store.corpus import Corpus, open_corpus
+from och_dist.train.stage import CorpusSource, train, training_data
 
 SEED = 0
 QUERY_ROW = 1 << 40

@@ -17,15 +17,15 @@ import psutil
 from benchmarks.suite import bare
 from benchmarks.suite.ground import Ground
 from benchmarks.suite.measure import Figure, Goal, Outcome, peak_memory, take_turns
-from och_dist.cluster import ClusterOptions, connect
-from och_dist.graph import WINDOW, map_tasks, reduce_tasks
-from och_dist.stages.common import Context
-from och_dist.stages.encode import EncodeChunk, encode
-from och_dist.stages.ingest import ingest
-from och_dist.stages.statistics import scan_corpus
-from och_dist.stages.train import train
-from och_dist.stages.verify import verify
+from och_dist.cluster.connection import ClusterOptions, connect
+from och_dist.cluster.tasks import WINDOW, map_tasks, reduce_tasks
+from och_dist.encode.stage import EncodeChunk, encode
+from och_dist.ingest.stage import ingest
+from och_dist.stage import Context
 from och_dist.store.jobs import Job
+from och_dist.train.stage import train
+from och_dist.train.statistics import scan_corpus
+from och_dist.upkeep.verification import verify
 
 
 def job_row(ground: Ground) -> Outcome:

@@ -15,18 +15,18 @@ from numba import njit
 from benchmarks.suite import bare
 from benchmarks.suite.ground import SEED, Ground
 from benchmarks.suite.measure import Figure, Goal, Outcome, take_turns
+from och_dist.encode.stage import encode
+from och_dist.evaluate.exact_truth import truth
+from och_dist.evaluate.stage import evaluate
+from och_dist.ingest.stage import ingest
 from och_dist.kernels.hamming import hamming_histogram, lay_out, popcount
-from och_dist.stages.centres import dask_on, lloyd, seed_centres
-from och_dist.stages.encode import encode
-from och_dist.stages.evaluate import evaluate
-from och_dist.stages.ingest import ingest
-from och_dist.stages.searcher import open_index
-from och_dist.stages.statistics import pilot_of, scan_corpus
-from och_dist.stages.train import CorpusSource, make_hasher
-from och_dist.stages.truth import truth
+from och_dist.search.searcher import open_index
 from och_dist.store.corpus import Corpus
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import open_objects
+from och_dist.train.centres import dask_on, lloyd, seed_centres
+from och_dist.train.stage import CorpusSource, make_hasher
+from och_dist.train.statistics import pilot_of, scan_corpus
 
 THREADS = 2
 

@@ -1,1 +1,1 @@
-"""Computations on one block: ndarrays in, values out. No I/O, no Dask, no hidden randomness."""
+"""One block of rows: ndarrays in, values out. Files stand alone and are imported by name: a door would load them all."""

@@ -9,7 +9,7 @@ from typing import Any
 from distributed import WorkerPlugin
 from distributed.http.prometheus import PrometheusCollector
 
-from och_dist.tracing import TOTALS
+from och_dist.cluster import TOTALS
 
 Family = Any
 _served: dict[str, PrometheusCollector] = {}

@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from och_dist.evaluate import compare
 from och_dist.report.html import page
 from och_dist.report.results import Results
 from och_dist.report.tables import comma_separated, markdown
 from och_dist.report.words import headline
-from och_dist.stages.common import Context, Report
-from och_dist.stages.compare import compare
+from och_dist.stage import Context, Report
 
 
 def compare_with_report(

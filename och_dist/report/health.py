@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from och_dist.stages.common import Report
+from och_dist.stage import Report
 
 
 def render_health(report: Report) -> str:

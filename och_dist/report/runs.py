@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from och_dist.report.text import bytes_text
-from och_dist.stages.common import Report
+from och_dist.stage import Report
 
 DRIVER_BYTES = 256 << 20
 """What the driver needs before any data: the interpreter with NumPy, Dask and compiled kernels."""

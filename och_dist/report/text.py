@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from och_dist.stages.common import Report
+from och_dist.stage import Report
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 LISTED = 20

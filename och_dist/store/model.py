@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
-from och_dist.hashers.base import Hasher
-from och_dist.hashers.registry import METHODS, model_from_state
+from och_dist.methods.base import Hasher
+from och_dist.methods.registry import METHODS, model_from_state
 from och_dist.store.objects import Objects, open_objects
 from och_dist.store.versions import canonical, read_document, seal, sha256, unseal
 

@@ -11,12 +11,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from och_dist.hashers.registry import METHODS
+from och_dist.evaluate.splits import Split
 from och_dist.kernels.gistlike import gist_rows
 from och_dist.kernels.packing import unpack_bits
-from och_dist.metrics import mean_average_precision, pooled_area
-from och_dist.stages.splits import Split
-from och_dist.stages.train import make_hasher
+from och_dist.kernels.ranking import mean_average_precision, pooled_area
+from och_dist.methods.registry import METHODS
+from och_dist.train.stage import make_hasher
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tuning.py"
 SMALL = {"train_rows": 800, "queries": 100}

@@ -21,8 +21,10 @@ from cluster_help import (
     start_separate,
 )
 
-from och_dist.cluster import ClusterOptions, connect
-from och_dist.stages import encode, ingest, train
+from och_dist.cluster.connection import ClusterOptions, connect
+from och_dist.encode import stage as encode
+from och_dist.ingest import stage as ingest
+from och_dist.train import stage as train
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ def slow_task(task: tuple[str, int, float]) -> int:
 def drive(folder: str, workers: int, seconds: float, grace: float) -> None:
     import polite_driver
 
-    from och_dist.cluster import ClusterOptions, connect
-    from och_dist.graph import map_tasks
+    from och_dist.cluster.connection import ClusterOptions, connect
+    from och_dist.cluster.tasks import map_tasks
     from och_dist.stop import Terminated, stop_politely
 
     tasks = [(folder, number, seconds) for number in range(TASKS)]

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from cluster_help import Reference
 
+from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError
-from och_dist.stages.common import Context
-from och_dist.stages.compact import compact
-from och_dist.stages.delete import delete
-from och_dist.stages.encode import encode
-from och_dist.stages.ids import find_rows
-from och_dist.stages.ingest import ingest
-from och_dist.stages.verify import verify
+from och_dist.ingest.stage import ingest
+from och_dist.search.ids import find_rows
+from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
+from och_dist.upkeep.compaction import compact
+from och_dist.upkeep.deletion import delete
+from och_dist.upkeep.verification import verify
 
 
 def files(folder: Path) -> dict[str, bytes]:

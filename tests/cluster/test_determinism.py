@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 from cluster_help import PARAMS, ROUNDS, Processes, Reference, Separate, clustered_rows, tree
 
-from och_dist.cluster import ClusterOptions, connect
-from och_dist.stages import encode, ingest, train
-from och_dist.stages.common import Context
-from och_dist.stages.search import open_index
+from och_dist.cluster.connection import ClusterOptions, connect
+from och_dist.encode import stage as encode
+from och_dist.ingest import stage as ingest
+from och_dist.search.stage import open_index
+from och_dist.stage import Context
 from och_dist.store.index import open_version
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import open_objects
+from och_dist.train import stage as train
 
 ROWS, DIM, BITS, K = 3000, 48, 44, 25
 CORPUS_CHUNKS, CODE_CHUNKS = (41, 512, 1000, ROWS), (29, 640, 999, 65_536)

@@ -19,9 +19,10 @@ import pytest
 from cluster_help import Separate, wait_until
 from cluster_tasks import Attempt
 
-from och_dist import errors, graph, outcome, tree
-from och_dist.cluster import ClusterOptions, connect
-from och_dist.graph import map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
+from och_dist import errors
+from och_dist.cluster.connection import ClusterOptions, connect, outcome, tree
+from och_dist.cluster.connection import tasks as graph
+from och_dist.cluster.tasks import map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
 from och_dist.stop import Listener
 
 COUNTS = (1, 7, 8, 9, 64, 65)

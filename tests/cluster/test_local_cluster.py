@@ -17,10 +17,10 @@ import pytest
 import threadpoolctl
 from cluster_help import Processes, family, start_separate
 
-from och_dist import cluster, worker
-from och_dist.cluster import ClusterOptions, check_memory, connect, dashboard_link
+from och_dist.cluster.connection import ClusterOptions, check_memory, connect, dashboard_link, worker
+from och_dist.cluster.connection import connection as cluster
+from och_dist.cluster.tasks import map_tasks
 from och_dist.errors import ClusterError, UsageError
-from och_dist.graph import map_tasks
 
 LOOPBACK = {"127.0.0.1", "::1"}
 

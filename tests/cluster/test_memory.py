@@ -12,13 +12,14 @@ import numpy as np
 import psutil
 from cluster_help import Processes, workers_of
 
-from och_dist.stages import ingest, train
+from och_dist.ingest import stage as ingest
 from och_dist.store.arrays import ArraySpec, chunk_key, create_array
 from och_dist.store.corpus import Corpus, open_corpus
 from och_dist.store.index import open_version
 from och_dist.store.objects import open_objects
 from och_dist.store.segments import Segment, vectors_prefix
 from och_dist.store.versions import commit_version
+from och_dist.train import stage as train
 
 GIGABYTE = 1_000_000_000
 DIM, CHUNK_ROWS, CHUNKS = 960, 8192, 128

@@ -14,14 +14,14 @@ import pytest
 from cluster_help import PARAMS, ROUNDS, ROWS, Processes, Reference, start_separate, wait_until
 
 from och_dist import events
-from och_dist.cluster import ClusterOptions, connect, dashboard_link
+from och_dist.cluster.connection import ClusterOptions, connect, dashboard_link
+from och_dist.cluster.tasks import map_tasks, reduce_tasks
 from och_dist.errors import BadInputError
-from och_dist.graph import map_tasks, reduce_tasks
 from och_dist.monitor.forward import monitored, reported
 from och_dist.monitor.progress import log_progress
-from och_dist.stages.common import Context
-from och_dist.stages.searcher import open_index
-from och_dist.stages.train import train
+from och_dist.search.searcher import open_index
+from och_dist.stage import Context
+from och_dist.train.stage import train
 
 
 def get(url: str) -> str:

@@ -17,7 +17,7 @@ from cluster_help import ROWS, Processes, Reference, Separate, wait_until
 from devtools import Page, browser
 from test_tls import make_certs, options, start_secured, words
 
-from och_dist.cluster import ClusterOptions, connect
+from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.store.index import open_version
 
 CHUNK = 25

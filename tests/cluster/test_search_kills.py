@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from och_dist.cluster import ClusterOptions, connect
+from och_dist.cluster.connection import ClusterOptions, connect
+from och_dist.encode.stage import encode
+from och_dist.ingest.stage import ingest
 from och_dist.kernels.packing import unpack_bits
-from och_dist.stages import holders
-from och_dist.stages.encode import encode
-from och_dist.stages.filters import row_set
-from och_dist.stages.ingest import ingest
-from och_dist.stages.searcher import open_index
-from och_dist.stages.train import train
+from och_dist.search import placement as holders
+from och_dist.search.filters import row_set
+from och_dist.search.searcher import open_index
+from och_dist.train.stage import train
 
 ROWS, BITS, CLIENTS, KILLS = 20_000, 32, 4, 2
 

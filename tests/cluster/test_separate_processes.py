@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from cluster_help import CODE_CHUNK, PARAMS, ROUNDS, ROWS, Processes, Reference, Separate, tree, wait_until
 
-from och_dist.stages import search
-from och_dist.stages.verify import verify
+from och_dist.search import stage as search
+from och_dist.upkeep.verification import verify
 
 
 def test_the_whole_job(separate: Separate, processes: Processes, reference: Reference, tmp_path: Path) -> None:

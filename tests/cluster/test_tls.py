@@ -25,9 +25,9 @@ import psutil
 import pytest
 from cluster_help import CODE_CHUNK, ROWS, Processes, Reference, Separate, family, tree, wait_until
 
-from och_dist.cluster import ClusterOptions, connect
+from och_dist.cluster.connection import ClusterOptions, connect
+from och_dist.cluster.tasks import map_tasks
 from och_dist.errors import ClusterError, OchError, UsageError
-from och_dist.graph import map_tasks
 
 pytest.importorskip("cryptography")
 MAKE_CERTS = Path(__file__).parents[2] / "cluster" / "tls" / "make-certs"

@@ -126,7 +126,11 @@ def test_commands_of_compose(compose: dict[str, Any], certs: Path) -> None:
     assert (scheduler["port"], scheduler["protocol"], scheduler["dashboard_address"]) == ("8786", "tls", ":8787")
     worker = parse(services["worker"]["command"], moved)
     assert worker["scheduler"] == "tls://scheduler:8786"
-    assert (worker["nanny"], worker["dashboard_address"], worker["preload"]) == (True, ":8788", ("och_dist.worker",))
+    assert (worker["nanny"], worker["dashboard_address"], worker["preload"]) == (
+        True,
+        ":8788",
+        ("och_dist.cluster.worker",),
+    )
     limit = services["worker"]["deploy"]["resources"]["limits"]["memory"]
     assert int(worker["n_workers"]) * parse_bytes(worker["memory_limit"]) < parse_bytes(f"{limit}ib")
     runner = services["runner"]

@@ -15,9 +15,9 @@ from faults.runner import Fault, NotDelivered
 from faults.sabotage import POISON
 from index_help import live_codes
 
-from och_dist.stages.encode import encode
-from och_dist.stages.train import train
-from och_dist.stages.upkeep import gc
+from och_dist.encode.stage import encode
+from och_dist.train.stage import train
+from och_dist.upkeep.housekeeping import gc
 
 ALONE: Words = ("--workers", 0)
 INCOMPLETE, UNAVAILABLE = 5, 7

@@ -12,15 +12,15 @@ from faults.ground import CHUNK, FIRST, NOTHING, Ground, check_index, compare, r
 from faults.runner import Fault, Harm, NotDelivered
 from index_help import live_codes
 
-from och_dist.stages import publish as publish_stage
-from och_dist.stages.encode import encode
-from och_dist.stages.verify import verify
+from och_dist.encode import publication as publish_stage
+from och_dist.encode.stage import encode
 from och_dist.store.index import find_index, open_version
 from och_dist.store.versions import version_numbers
+from och_dist.upkeep.verification import verify
 
 DRIVER = """
 import sys
-from och_dist.stages.encode import encode
+from och_dist.encode.stage import encode
 print("ready", flush=True)
 sys.stdin.readline()
 encode(sys.argv[1], sys.argv[2], model=sys.argv[3], chunk_rows=int(sys.argv[4]))

@@ -26,18 +26,18 @@ from faults.ground import (
 )
 from faults.runner import Fault, Harm, NotDelivered
 
+from och_dist.encode.publication import publish
+from och_dist.encode.stage import encode
 from och_dist.errors import OchError
-from och_dist.stages.compact import compact
-from och_dist.stages.delete import delete
-from och_dist.stages.encode import encode
-from och_dist.stages.ingest import ingest
-from och_dist.stages.publish import publish
-from och_dist.stages.train import train
-from och_dist.stages.upkeep import gc, status
-from och_dist.stages.verify import verify
+from och_dist.ingest.stage import ingest
 from och_dist.store.corpus import find_corpus
 from och_dist.store.index import open_version
 from och_dist.store.model import split_model_path
+from och_dist.train.stage import train
+from och_dist.upkeep.compaction import compact
+from och_dist.upkeep.deletion import delete
+from och_dist.upkeep.housekeeping import gc, status
+from och_dist.upkeep.verification import verify
 
 HOWS: tuple[How, ...] = ("before", "after", "full", "lost")
 SHORT = 40

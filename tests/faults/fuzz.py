@@ -25,13 +25,13 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from test_illegal_input import WRITERS
 
-from och_dist.cli import cli
-from och_dist.pipeline import STAGES
-from och_dist.stages.encode import encode
-from och_dist.stages.verify import verify
+from och_dist.cli.app import cli
+from och_dist.encode.stage import encode
+from och_dist.jobs.pipeline import STAGES
+from och_dist.sources.base import is_accepted
 from och_dist.store.corpus import open_corpus
-from och_dist.store.readers_base import is_accepted
 from och_dist.store.versions import seal
+from och_dist.upkeep.verification import verify
 
 DONE, USAGE, BAD_INPUT, INTEGRITY, INCOMPLETE = 0, 2, 3, 4, 5
 DIM = 8

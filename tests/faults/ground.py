@@ -13,15 +13,15 @@ import numpy as np
 from faults.runner import Harm, NotDelivered
 from index_help import live_codes, without
 
-from och_dist.stages.delete import delete
-from och_dist.stages.encode import encode
-from och_dist.stages.ingest import ingest
-from och_dist.stages.train import train
-from och_dist.stages.verify import verify
+from och_dist.encode.stage import encode
+from och_dist.ingest.stage import ingest
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import find_index
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import open_objects
+from och_dist.train.stage import train
+from och_dist.upkeep.deletion import delete
+from och_dist.upkeep.verification import verify
 
 FIRST, ROWS, DIM, BITS, CHUNK, MODELS = 140, 200, 8, 12, 32, 3
 DELETED = "3,40-70"

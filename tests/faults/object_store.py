@@ -21,17 +21,17 @@ from faults.runner import Fault, Harm, NotDelivered, Skipped
 from index_help import live_codes
 from s3_service import BUCKET, App, OneAtATime, cut, failed, s3_service
 
+from och_dist.encode.publication import publish
+from och_dist.encode.stage import encode
 from och_dist.errors import ConflictError, OchError
-from och_dist.stages.compact import compact
-from och_dist.stages.delete import delete
-from och_dist.stages.encode import encode
-from och_dist.stages.ingest import ingest
-from och_dist.stages.publish import publish
-from och_dist.stages.upkeep import status
-from och_dist.stages.verify import verify
+from och_dist.ingest.stage import ingest
 from och_dist.store.index import open_version
 from och_dist.store.objects import Put, open_objects
 from och_dist.store.versions import version_numbers
+from och_dist.upkeep.compaction import compact
+from och_dist.upkeep.deletion import delete
+from och_dist.upkeep.housekeeping import status
+from och_dist.upkeep.verification import verify
 
 Lapse = Literal["lost", "cut", "busy", "raced", "denied"]
 LAPSES: tuple[Lapse, ...] = ("lost", "cut", "busy", "raced", "denied")

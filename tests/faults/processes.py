@@ -18,11 +18,11 @@ from faults.ground import Ground, check_index
 from faults.runner import Harm, NotDelivered
 from index_help import live_codes
 
-from och_dist.stages.encode import encode
-from och_dist.stages.ingest import ingest
-from och_dist.stages.train import train
-from och_dist.stages.verify import verify
+from och_dist.encode.stage import encode
+from och_dist.ingest.stage import ingest
 from och_dist.store.corpus import open_corpus
+from och_dist.train.stage import train
+from och_dist.upkeep.verification import verify
 
 ROWS, MORE, DIM, CHUNK = 6_000, 4_000, 16, 32
 LOCAL: tuple[object, ...] = ("--workers", 2, "--no-dashboard")

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from och_dist.stages import encode as stage
+from och_dist.encode import stage
 
 POISON = 60
 GLUTTONY = 3 << 30

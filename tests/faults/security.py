@@ -25,7 +25,7 @@ from faults.runner import Fault, NotDelivered, Skipped
 from test_illegal_input import BAD_INPUT, INTEGRITY, USAGE, adopted
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.store.fetch_archive import extract
+from och_dist.sources.archive import extract
 from och_dist.store.model import split_model_path
 from och_dist.store.versions import seal, sha256, unseal
 
@@ -271,7 +271,7 @@ def unexpected_model(one: File) -> None:
     words = ("encode", other.corpus, one.folder / "other", "--model", one.place.model(1))
     one.refuses(INTEGRITY, "is expected; nothing was done", *words, "--expect-model", expected)
     queries = one.ground.files[1]
-    from och_dist.stages.encode import encode
+    from och_dist.encode.stage import encode
 
     encode(other.corpus, str(one.folder / "other"), model=one.place.model(1))
     for command in (("search", one.folder / "other", queries), ("inspect", one.folder / "other")):

@@ -24,19 +24,19 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from index_help import live_codes, without
 from test_verify import damage
 
+from och_dist.encode.publication import CLAIMS, COLLECTED, publish
+from och_dist.encode.stage import encode
 from och_dist.errors import OchError
-from och_dist.stages.compact import compact
-from och_dist.stages.delete import delete
-from och_dist.stages.encode import encode
-from och_dist.stages.ingest import ingest
-from och_dist.stages.publish import CLAIMS, COLLECTED, publish
-from och_dist.stages.upkeep import gc, status
-from och_dist.stages.verify import verify
+from och_dist.ingest.stage import ingest
 from och_dist.store.corpus import find_corpus
 from och_dist.store.index import Index, open_version
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import TEMPORARY, open_objects
 from och_dist.store.versions import version_numbers
+from och_dist.upkeep.compaction import compact
+from och_dist.upkeep.deletion import delete
+from och_dist.upkeep.housekeeping import gc, status
+from och_dist.upkeep.verification import verify
 
 POOL, CHUNK = 150, 16
 RUNS, SHORT_RUNS, BATCH = 200, 20, 20

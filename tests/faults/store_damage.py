@@ -11,14 +11,14 @@ from faults.ground import CHUNK, FIRST, GONE, NOTHING, ROWS, Ground, Place, appe
 from faults.runner import Fault, Harm, NotDelivered
 from test_verify import damage
 
+from och_dist.encode.publication import publish
+from och_dist.encode.stage import encode
 from och_dist.errors import OchError
-from och_dist.stages.encode import encode
-from och_dist.stages.ingest import ingest
-from och_dist.stages.publish import publish
-from och_dist.stages.upkeep import gc, status
-from och_dist.stages.verify import verify
+from och_dist.ingest.stage import ingest
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import open_version
+from och_dist.upkeep.housekeeping import gc, status
+from och_dist.upkeep.verification import verify
 
 HOWS = {"flip": "flip middle", "cut": "cut", "empty": "empty", "delete": "delete"}
 Finder = Callable[[Place], Path]

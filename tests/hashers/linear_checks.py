@@ -19,8 +19,8 @@ import pytest
 import och_dist
 from och_dist.errors import BadInputError, IntegrityError, NonFiniteError
 from och_dist.estimators import DaskAware
-from och_dist.hashers.registry import get_method, model_from_state
-from och_dist.metrics import mean_average_precision
+from och_dist.kernels.ranking import mean_average_precision
+from och_dist.methods.registry import get_method, model_from_state
 
 REAL = Path(os.environ.get("OCH_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 REAL_ROWS = REAL / "tiny100k_gist384_f16.npy"
@@ -29,7 +29,7 @@ ENCODE_ELSEWHERE = """
 import hashlib, json, sys
 import numpy as np
 from threadpoolctl import threadpool_info
-from och_dist.hashers.registry import model_from_state
+from och_dist.methods.registry import model_from_state
 state = np.load(sys.argv[1])
 params = json.loads(str(state["params"]))
 arrays = {name[2:]: state[name] for name in state.files if name.startswith("a_")}

@@ -13,13 +13,13 @@ from scipy.sparse import csr_array
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from och_dist.errors import BadInputError, IntegrityError, NonFiniteError
-from och_dist.hashers.agh import AGH, divisions, graph_vectors
-from och_dist.hashers.base import TrainingData, training_data
-from och_dist.hashers.och_paper import OCHPaper
-from och_dist.hashers.oeh import OEH
-from och_dist.hashers.pca_frame import PCAFrame
-from och_dist.hashers.registry import get_method, model_from_state
 from och_dist.kernels.anchors import anchor_scores, anchor_shares, nearest_anchors
+from och_dist.methods.agh import AGH, divisions, graph_vectors
+from och_dist.methods.base import TrainingData, training_data
+from och_dist.methods.och_paper import OCHPaper
+from och_dist.methods.oeh import OEH
+from och_dist.methods.pca_frame import PCAFrame
+from och_dist.methods.registry import get_method, model_from_state
 
 
 def blob(n=900, d=12, seed=0):
@@ -155,7 +155,7 @@ SCRIPT = """
 import json
 import sys
 import numpy as np
-from och_dist.hashers.registry import model_from_state
+from och_dist.methods.registry import model_from_state
 stored = np.load(sys.argv[1])
 for name, (method, params) in json.loads(sys.argv[2]).items():
     arrays = {key.split(".")[1]: stored[key] for key in stored.files if key.startswith(name + ".")}

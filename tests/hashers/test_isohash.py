@@ -20,10 +20,10 @@ from scipy.stats import ortho_group
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from och_dist.errors import BadInputError
-from och_dist.hashers import isohash
-from och_dist.hashers.base import TrainingData, training_data
-from och_dist.hashers.isohash import IsoHash
 from och_dist.kernels.stiefel import polar
+from och_dist.methods import isohash
+from och_dist.methods.base import TrainingData, training_data
+from och_dist.methods.isohash import IsoHash
 
 SOLVERS = ("lift-projection", "gradient-flow", "givens")
 

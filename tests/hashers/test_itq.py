@@ -19,8 +19,8 @@ from linear_checks import (
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from och_dist.errors import BadInputError
-from och_dist.hashers.base import TrainingData, training_data
-from och_dist.hashers.itq import ITQ, axes_for_bits
+from och_dist.methods.base import TrainingData, training_data
+from och_dist.methods.itq import ITQ, axes_for_bits
 
 
 def projections(model, x):

@@ -15,8 +15,8 @@ from linear_checks import (
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from och_dist.errors import BadInputError
-from och_dist.hashers.base import TrainingData
-from och_dist.hashers.lsh import LSH
+from och_dist.methods.base import TrainingData
+from och_dist.methods.lsh import LSH
 
 
 @parametrize_with_checks([LSH(n_bits=12)])

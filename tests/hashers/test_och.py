@@ -11,10 +11,10 @@ from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from och_dist.errors import BadInputError, IntegrityError, UsageError
-from och_dist.hashers.base import training_data
-from och_dist.hashers.och import OCH, default_components
-from och_dist.hashers.och_pool import Sampler
-from och_dist.hashers.registry import METHODS, get_method, model_from_state
+from och_dist.methods.base import training_data
+from och_dist.methods.och import OCH, default_components
+from och_dist.methods.och_pool import Sampler
+from och_dist.methods.registry import METHODS, get_method, model_from_state
 from och_dist.store.model import load_model, save_model
 from och_dist.store.objects import open_objects
 

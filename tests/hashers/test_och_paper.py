@@ -10,11 +10,11 @@ import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from och_dist.errors import BadInputError, IntegrityError
-from och_dist.hashers.base import training_data
-from och_dist.hashers.och import OCH
-from och_dist.hashers.och_paper import OCHPaper
-from och_dist.hashers.pca_frame import PCAFrame
-from och_dist.hashers.registry import get_method, model_from_state
+from och_dist.methods.base import training_data
+from och_dist.methods.och import OCH
+from och_dist.methods.och_paper import OCHPaper
+from och_dist.methods.pca_frame import PCAFrame
+from och_dist.methods.registry import get_method, model_from_state
 
 
 def clustered(n=900, d=40, n_clusters=25, seed=0):

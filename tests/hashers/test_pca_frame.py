@@ -15,8 +15,8 @@ from linear_checks import (
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from och_dist.errors import BadInputError
-from och_dist.hashers.och import OCH, default_components
-from och_dist.hashers.pca_frame import PCAFrame
+from och_dist.methods.och import OCH, default_components
+from och_dist.methods.pca_frame import PCAFrame
 
 
 @parametrize_with_checks([PCAFrame(n_bits=12)])

@@ -15,9 +15,9 @@ from linear_checks import bits_of, clustered, real_rows
 from sklearn.exceptions import NotFittedError
 
 from och_dist.errors import BadInputError, NonFiniteError, UsageError
-from och_dist.hashers.base import Hasher
-from och_dist.hashers.registry import METHODS, get_method
 from och_dist.kernels.asymmetric import weighted_top_k
+from och_dist.methods.base import Hasher
+from och_dist.methods.registry import METHODS, get_method
 
 OPTIONS: dict[str, dict] = {
     "och": {"n_centres": 20, "max_iter": 5},
@@ -34,7 +34,7 @@ WEIGH_ELSEWHERE = """
 import hashlib, json, sys
 import numpy as np
 from threadpoolctl import threadpool_info
-from och_dist.hashers.registry import model_from_state
+from och_dist.methods.registry import model_from_state
 for path in sys.argv[1:]:
     state = np.load(path)
     arrays = {name[2:]: state[name] for name in state.files if name.startswith("a_")}

@@ -15,16 +15,16 @@ from scipy.linalg import eigh
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from och_dist.errors import BadInputError, IntegrityError, NonFiniteError
-from och_dist.hashers.base import training_data
-from och_dist.hashers.registry import METHODS, model_from_state
-from och_dist.hashers.sgh import SGH, graph_factor
 from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
 from och_dist.kernels.packing import code_words
-from och_dist.metrics import mean_average_precision
+from och_dist.kernels.ranking import mean_average_precision
+from och_dist.methods.base import training_data
+from och_dist.methods.registry import METHODS, model_from_state
+from och_dist.methods.sgh import SGH, graph_factor
 
 CODES_OF_A_SEED = """
 import hashlib, sys, numpy as np
-from och_dist.hashers.sgh import SGH
+from och_dist.methods.sgh import SGH
 rng = np.random.default_rng(11)
 x = rng.integers(0, 4, (3000, 40)).astype("f4")
 stored = np.load(sys.argv[1])

@@ -14,17 +14,17 @@ import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from och_dist.errors import BadInputError, IntegrityError, NonFiniteError
-from och_dist.hashers.base import training_data
-from och_dist.hashers.registry import METHODS, model_from_state
-from och_dist.hashers.sph import SpH, _forces, _inside, _overlap_deviation
 from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
 from och_dist.kernels.packing import code_words
+from och_dist.kernels.ranking import mean_average_precision
 from och_dist.kernels.spheres import spherical_histogram, spherical_levels, spherical_pairs
-from och_dist.metrics import mean_average_precision
+from och_dist.methods.base import training_data
+from och_dist.methods.registry import METHODS, model_from_state
+from och_dist.methods.sph import SpH, _forces, _inside, _overlap_deviation
 
 CODES_OF_A_SEED = """
 import hashlib, sys, numpy as np
-from och_dist.hashers.sph import SpH
+from och_dist.methods.sph import SpH
 rng = np.random.default_rng(11)
 x = rng.integers(0, 4, (4000, 40)).astype("f4")
 stored = np.load(sys.argv[1])

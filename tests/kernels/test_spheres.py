@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from och_dist.errors import BadInputError, NonFiniteError, UsageError
 from och_dist.kernels.euclidean import exact_distances
 from och_dist.kernels.packing import code_words, pack_bits
+from och_dist.kernels.ranking import average_precision
 from och_dist.kernels.spheres import (
     encode_spheres,
     nth_distances,
@@ -20,7 +21,6 @@ from och_dist.kernels.spheres import (
     spherical_levels,
     spherical_pairs,
 )
-from och_dist.metrics import average_precision
 
 DTYPES = ["f2", "f4", "f8", "u1", "i1"]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import scipy.io
 
-from och_dist.hashers.registry import METHODS
-from och_dist.pipeline import load_pipeline, run_pipeline
-from och_dist.stages.common import Context, Report
+from och_dist.jobs.pipeline import load_pipeline, run_pipeline
+from och_dist.methods.registry import METHODS
+from och_dist.stage import Context, Report
 
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 NAMES = ("compare_tiny100k", "compare_labelme", "compare_gist1m")

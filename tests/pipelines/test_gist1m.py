@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError
-from och_dist.pipeline import load_pipeline, run_pipeline
-from och_dist.stages.common import Context, Report
+from och_dist.jobs.pipeline import load_pipeline, run_pipeline
+from och_dist.sources.readers import read_ivecs
+from och_dist.stage import Context, Report
 from och_dist.store.index import open_version
-from och_dist.store.neighbors import open_neighbors
-from och_dist.store.readers import read_ivecs
+from och_dist.store.results import open_neighbors
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipelines" / "gist1m.toml"
 STAGES = ["fetch", "ingest", "train", "encode", "truth", "search", "evaluate"]

@@ -17,9 +17,9 @@ import jsonschema
 import pytest
 import yaml
 
-from och_dist.cli import cli
+from och_dist.cli.app import cli
 from och_dist.errors import IncompleteError
-from och_dist.pipeline import load_pipeline
+from och_dist.jobs.pipeline import load_pipeline
 
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 FOLDER = PIPELINES / "scheduling"

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from made_results import REFUSAL, made_results
 
 from och_dist.errors import BadInputError, UsageError
+from och_dist.ingest.stage import generate
 from och_dist.report.comparison import compare_with_report, write_reports
 from och_dist.report.html import page
 from och_dist.report.results import BASELINES, METRICS, Figure, Results, Series
 from och_dist.report.svg import Scale, element, nice_ticks, spaced
 from och_dist.report.tables import comma_separated, markdown, tables
 from och_dist.report.words import headline, outside, signed, verdicts, winners
-from och_dist.stages.ingest import generate
 
 BITS = (32, 64, 128)
 

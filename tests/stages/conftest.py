@@ -12,7 +12,7 @@ sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "store"
 
 from stage_data import BITS, PARAMS, clustered, corpus_of
 
-from och_dist.stages.train import train
+from och_dist.train.stage import train
 
 
 @pytest.fixture(scope="session")

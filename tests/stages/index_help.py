@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from och_dist.stages import compact as compact_stage
-from och_dist.stages import delete as delete_stage
-from och_dist.stages import repair as repair_stage
 from och_dist.store import tombstones
 from och_dist.store.index import Index, open_version
+from och_dist.upkeep import compaction as compact_stage
+from och_dist.upkeep import deletion as delete_stage
+from och_dist.upkeep import mending as repair_stage
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from och_dist.stages.ingest import ingest
+from och_dist.ingest.stage import ingest
 from och_dist.store.index import open_version
 
 DIM = 16

@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 
 from och_dist import LSH
 from och_dist.kernels.packing import unpack_bits
-from och_dist.stages import choose
-from och_dist.stages.compact import compact
-from och_dist.stages.delete import delete
-from och_dist.stages.searcher import open_index
-from och_dist.stages.tables import build_tables
+from och_dist.search import choice as choose
+from och_dist.search.bucket_tables import build_tables
+from och_dist.search.searcher import open_index
 from och_dist.store.arrays import write_chunk
 from och_dist.store.index import IndexSegment, model_objects, next_version
 from och_dist.store.jobs import Job, begin_job
 from och_dist.store.model import save_model
 from och_dist.store.objects import open_objects
 from och_dist.store.versions import commit_version
+from och_dist.upkeep.compaction import compact
+from och_dist.upkeep.deletion import delete
 
 DIM = 8
 WAYS: dict[str, dict[str, Any]] = {

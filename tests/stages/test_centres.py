@@ -12,9 +12,11 @@ from distributed import Client, LocalCluster
 from sklearn.cluster import KMeans
 from stage_data import clustered, corpus_of
 
-from och_dist.hashers.base import TrainingData
-from och_dist.stages import train as stage
-from och_dist.stages.centres import (
+from och_dist.methods.base import TrainingData
+from och_dist.stage import Context
+from och_dist.store.corpus import Corpus, open_corpus
+from och_dist.train import stage
+from och_dist.train.centres import (
     Centres,
     count_members,
     dask_on,
@@ -23,9 +25,7 @@ from och_dist.stages.centres import (
     seed_centres,
     settle_centres,
 )
-from och_dist.stages.common import Context
-from och_dist.stages.train import CorpusSource, training_data
-from och_dist.store.corpus import Corpus, open_corpus
+from och_dist.train.stage import CorpusSource, training_data
 
 
 def brute(values: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, float]:

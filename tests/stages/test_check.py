@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from stage_data import clustered, corpus_of
 
+from och_dist.encode.publication import publish_new
+from och_dist.encode.stage import encode
 from och_dist.errors import IncompleteError, IntegrityError, UsageError
-from och_dist.stages.check import check
-from och_dist.stages.encode import encode
-from och_dist.stages.publish import publish_new
 from och_dist.store.index import find_index, open_version
 from och_dist.store.objects import open_objects
+from och_dist.upkeep.job_check import check
 
 
 def flip(path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from stage_data import clustered
 
 from och_dist.errors import BadInputError
-from och_dist.stages.collect import collect
-from och_dist.stages.common import Report
+from och_dist.ingest.inbox import collect
+from och_dist.stage import Report
 from och_dist.store.corpus import open_corpus
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError, UsageError
+from och_dist.evaluate import comparison as module
+from och_dist.evaluate import exact as nearest
+from och_dist.evaluate.comparison import Cell, compare
+from och_dist.evaluate.splits import Split, prepare_split
+from och_dist.ingest.stage import ingest
 from och_dist.kernels.packing import unpack_bits
-from och_dist.metrics import evaluate_histograms
-from och_dist.stages import compare as module
-from och_dist.stages import nearest
-from och_dist.stages.common import Context
-from och_dist.stages.compare import Cell, compare
-from och_dist.stages.ingest import ingest
-from och_dist.stages.splits import Split, prepare_split
+from och_dist.kernels.ranking import evaluate_histograms
+from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
 from och_dist.store.model import load_model
 from och_dist.store.objects import open_objects

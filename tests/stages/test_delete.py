@@ -17,19 +17,19 @@ from index_help import live_codes, small_ranges, without
 from stage_data import all_codes, corpus_of
 from test_publish import together
 
+from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
-from och_dist.stages import delete as stage
-from och_dist.stages import upkeep
-from och_dist.stages.delete import delete
-from och_dist.stages.encode import encode
-from och_dist.stages.evaluate import evaluate
-from och_dist.stages.search import open_index
-from och_dist.stages.truth import truth
-from och_dist.stages.upkeep import gc, inspect, status
-from och_dist.stages.verify import verify
+from och_dist.evaluate.exact_truth import truth
+from och_dist.evaluate.stage import evaluate
+from och_dist.search.stage import open_index
 from och_dist.store.index import open_version
 from och_dist.store.model import split_model_path
 from och_dist.store.tombstones import remembered_bitmap
+from och_dist.upkeep import deletion as stage
+from och_dist.upkeep import housekeeping as upkeep
+from och_dist.upkeep.deletion import delete
+from och_dist.upkeep.housekeeping import gc, inspect, status
+from och_dist.upkeep.verification import verify
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from command import och
 
+from och_dist.cluster.machine import describe_machine
 from och_dist.errors import ClusterError
-from och_dist.machine import describe_machine
-from och_dist.stages import doctor as stage
-from och_dist.stages.common import Context
-from och_dist.stages.doctor import check_machine, check_threads, check_versions, doctor
-from och_dist.stages.ingest import ingest
+from och_dist.ingest.stage import ingest
+from och_dist.stage import Context
 from och_dist.store.objects import LocalObjects
+from och_dist.upkeep import fitness as stage
+from och_dist.upkeep.fitness import check_machine, check_threads, check_versions, doctor
 
 
 def finding(report: Any, what: str) -> dict[str, str]:

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 from stage_data import BITS, PARAMS, clustered, corpus_of
 
+from och_dist.encode.stage import encode
 from och_dist.errors import DriftError, IntegrityError, UsageError
 from och_dist.kernels.packing import unpack_bits
-from och_dist.stages import drift, renew
-from och_dist.stages.common import Context, Report
-from och_dist.stages.drift import MIN_ROWS, Sample, choose_rows, sample_block, sample_range, shift_between
-from och_dist.stages.encode import encode
-from och_dist.stages.train import train
+from och_dist.stage import Context, Report
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import find_index, model_objects, open_version
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import open_objects
+from och_dist.train import drift
+from och_dist.train import drift_gate as renew
+from och_dist.train.drift import MIN_ROWS, Sample, choose_rows, sample_block, sample_range, shift_between
+from och_dist.train.stage import train
 
 NIGHT = 1_000
 

@@ -11,17 +11,17 @@ import zarr
 from crashes import Crash, crash_at, tree
 from stage_data import BITS, PARAMS, all_codes, clustered, corpus_of
 
+from och_dist.encode import stage
+from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, ConflictError, NonFiniteError, UsageError
-from och_dist.stages import encode as stage
-from och_dist.stages.encode import encode
-from och_dist.stages.search import open_index
-from och_dist.stages.train import train
-from och_dist.stages.upkeep import gc, status
-from och_dist.stages.verify import verify
+from och_dist.search.stage import open_index
 from och_dist.store.arrays import open_array
 from och_dist.store.index import find_index, open_version
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import open_objects
+from och_dist.train.stage import train
+from och_dist.upkeep.housekeeping import gc, status
+from och_dist.upkeep.verification import verify
 
 
 def codes_of(model: str, values: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.stages.filters import Selection, read_row_set, row_set, selection
+from och_dist.search.filters import Selection, read_row_set, row_set, selection
 
 numbers = st.lists(st.integers(0, 60), max_size=40)
 

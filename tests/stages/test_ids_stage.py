@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stage_data import clustered
 
+from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
-from och_dist.stages import ids as stage
-from och_dist.stages import segments
-from och_dist.stages.delete import delete
-from och_dist.stages.encode import encode
-from och_dist.stages.ids import corpus_of_index, find_rows, read_id_list
-from och_dist.stages.ingest import generate, ingest
-from och_dist.stages.upkeep import inspect
-from och_dist.stages.verify import verify
+from och_dist.ingest import chunks as segments
+from och_dist.ingest.stage import generate, ingest
+from och_dist.search import ids as stage
+from och_dist.search.ids import corpus_of_index, find_rows, read_id_list
 from och_dist.store import corpus as corpus_store
 from och_dist.store.corpus import find_corpus, open_corpus
 from och_dist.store.index import open_version
+from och_dist.upkeep.deletion import delete
+from och_dist.upkeep.housekeeping import inspect
+from och_dist.upkeep.verification import verify
 
 
 def save(folder: Path, name: str, values: Any) -> str:

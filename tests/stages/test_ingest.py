@@ -34,17 +34,17 @@ from vector_files import (
 )
 
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, NonFiniteError, UsageError
+from och_dist.ingest import chunks as segments
+from och_dist.ingest import stage
+from och_dist.ingest.stage import default_chunk_rows, generate, ingest
 from och_dist.kernels.gistlike import gist_rows
-from och_dist.stages import ingest as stage
-from och_dist.stages import segments
-from och_dist.stages.ingest import default_chunk_rows, generate, ingest
-from och_dist.stages.origins import Files
-from och_dist.stages.upkeep import gc
-from och_dist.stages.verify import verify
+from och_dist.sources.joined import Files
+from och_dist.sources.readers import Source
 from och_dist.store.arrays import CODECS, ArraySpec, chunk_key, open_array
 from och_dist.store.corpus import find_corpus, open_corpus
 from och_dist.store.objects import open_objects
-from och_dist.store.readers import Source
+from och_dist.upkeep.housekeeping import gc
+from och_dist.upkeep.verification import verify
 
 FORMATS = [
     (write_fvecs, "<f4", None),

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from stage_data import all_codes, clustered, corpus_of
 
-from och_dist.stages.compact import compact
-from och_dist.stages.delete import delete
-from och_dist.stages.encode import encode
-from och_dist.stages.ingest import ingest
-from och_dist.stages.resident import partitions_of
-from och_dist.stages.searcher import Searcher, open_index
-from och_dist.stages.tables import build_tables
-from och_dist.stages.train import train
+from och_dist.encode.stage import encode
+from och_dist.ingest.stage import ingest
+from och_dist.search.bucket_tables import build_tables
+from och_dist.search.questions import partitions_of
+from och_dist.search.searcher import Searcher, open_index
+from och_dist.train.stage import train
+from och_dist.upkeep.compaction import compact
+from och_dist.upkeep.deletion import delete
 
 faiss = pytest.importorskip("faiss")
 
@@ -184,7 +184,7 @@ def test_added_in_steps_while_searching(
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_shards(index: str, queries: np.ndarray, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = ours(open_index(index), queries)
-    monkeypatch.setattr("och_dist.stages.holders.partitions_of", lambda opened, _: partitions_of(opened, parts))
+    monkeypatch.setattr("och_dist.search.placement.partitions_of", lambda opened, _: partitions_of(opened, parts))
     shards = faiss.IndexBinaryShards(BITS)
     codes, kept = all_codes(index), []
     for part in np.array_split(codes, parts):

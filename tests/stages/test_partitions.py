@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from stage_data import clustered, corpus_of
 
+from och_dist.encode.stage import encode
 from och_dist.errors import UsageError
+from och_dist.evaluate.exact import NO_ROWS, NearestRows, QueryBatch, nearest_rows
+from och_dist.evaluate.exact_truth import truth
 from och_dist.kernels.lloyd import begin_round
-from och_dist.stages import train
-from och_dist.stages.centres import ClusterPartition, cluster_partition
-from och_dist.stages.common import Context
-from och_dist.stages.encode import encode
-from och_dist.stages.nearest import NO_ROWS, NearestRows, QueryBatch, nearest_rows
-from och_dist.stages.statistics import ScanPartition, scan_partition
-from och_dist.stages.truth import truth
+from och_dist.stage import Context
 from och_dist.store.corpus import Corpus, open_corpus
+from och_dist.train import stage as train
+from och_dist.train.centres import ClusterPartition, cluster_partition
+from och_dist.train.statistics import ScanPartition, scan_partition
 
 WIDE, CHUNK, CHUNKS = 200, 40, 30
 

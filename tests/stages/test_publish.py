@@ -13,16 +13,16 @@ import pytest
 from crashes import Crash, crash_at, tree
 from stage_data import BITS, all_codes, corpus_of
 
+from och_dist.encode import publication as stage
+from och_dist.encode.publication import publish
+from och_dist.encode.stage import encode
 from och_dist.errors import ConflictError, IncompleteError, IntegrityError, OchError, UsageError
-from och_dist.stages import publish as stage
-from och_dist.stages import upkeep
-from och_dist.stages.encode import encode
-from och_dist.stages.publish import publish
-from och_dist.stages.upkeep import gc
-from och_dist.stages.verify import verify
 from och_dist.store.arrays import open_array, read_rows
 from och_dist.store.index import find_index, open_version
 from och_dist.store.objects import open_objects
+from och_dist.upkeep import housekeeping as upkeep
+from och_dist.upkeep.housekeeping import gc
+from och_dist.upkeep.verification import verify
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ from index_help import live_codes
 from stage_data import corpus_of
 from test_verify import damage
 
+from och_dist.encode.stage import encode
 from och_dist.errors import IntegrityError, UsageError
-from och_dist.stages.compact import compact
-from och_dist.stages.delete import delete
-from och_dist.stages.encode import encode
-from och_dist.stages.upkeep import gc
-from och_dist.stages.verify import verify
 from och_dist.store.index import open_version
 from och_dist.store.tombstones import remembered_bitmap
+from och_dist.upkeep.compaction import compact
+from och_dist.upkeep.deletion import delete
+from och_dist.upkeep.housekeeping import gc
+from och_dist.upkeep.verification import verify
 
 HOW = ("flip middle", "cut", "empty", "delete")
 
@@ -179,7 +179,7 @@ def test_a_damaged_model(copy: Path) -> None:
 
 def test_what_happens_meanwhile_is_kept(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A delete between the check and the commit of a repair."""
-    from och_dist.stages import repair as stage
+    from och_dist.upkeep import mending as stage
 
     index = copy / "index"
     before = live_codes(str(index))

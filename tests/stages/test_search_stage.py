@@ -11,13 +11,14 @@ import pytest
 from distributed import Client, LocalCluster
 from stage_data import all_codes, clustered, corpus_of
 
+from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, NonFiniteError, UsageError
-from och_dist.stages import holders, searcher
-from och_dist.stages.common import Context
-from och_dist.stages.encode import encode
-from och_dist.stages.search import open_index, search
+from och_dist.search import placement as holders
+from och_dist.search import searcher
+from och_dist.search.stage import open_index, search
+from och_dist.stage import Context
 from och_dist.store.index import open_version
-from och_dist.store.neighbors import open_neighbors
+from och_dist.store.results import open_neighbors
 
 ROWS = 400
 

@@ -14,24 +14,25 @@ import zarr
 from distributed import Client, LocalCluster
 from stage_data import BITS, clustered, corpus_of
 
+from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, UsageError
+from och_dist.evaluate.exact_truth import truth
+from och_dist.ingest.stage import ingest
 from och_dist.kernels.packing import unpack_bits
-from och_dist.stages import choose, holders
-from och_dist.stages import searcher as stage
-from och_dist.stages.common import Context
-from och_dist.stages.compact import compact
-from och_dist.stages.delete import delete
-from och_dist.stages.encode import encode
-from och_dist.stages.ingest import ingest
-from och_dist.stages.plan_search import Plan
-from och_dist.stages.queries import open_queries
-from och_dist.stages.resident import TopK, partitions_of
-from och_dist.stages.search import search
-from och_dist.stages.searcher import Searcher, open_index
-from och_dist.stages.tables import build_tables
-from och_dist.stages.truth import truth
-from och_dist.store.neighbors import open_neighbors
+from och_dist.search import choice as choose
+from och_dist.search import placement as holders
+from och_dist.search import searcher as stage
+from och_dist.search.bucket_tables import build_tables
+from och_dist.search.plan import Plan
+from och_dist.search.questions import TopK, partitions_of
+from och_dist.search.searcher import Searcher, open_index
+from och_dist.search.stage import search
+from och_dist.sources.queries import open_queries
+from och_dist.stage import Context
 from och_dist.store.radius_results import load_radius
+from och_dist.store.results import open_neighbors
+from och_dist.upkeep.compaction import compact
+from och_dist.upkeep.deletion import delete
 
 ROWS = 700
 DELETED = [0, 5, *range(130, 200), 699]
@@ -191,7 +192,7 @@ def test_small_batches_and_few_pairs(
         whole = searcher.search(queries, k=20, rerank=50)
         within = searcher.radius(queries, radius=4)
         monkeypatch.setattr(stage, "batch_size", lambda k: 2)
-        monkeypatch.setattr("och_dist.stages.rerank.MAX_PAIRS", 120)
+        monkeypatch.setattr("och_dist.search.reranking.MAX_PAIRS", 120)
         monkeypatch.setattr(stage, "RADIUS_MATCHES", 30)
         parts = searcher.search(queries, k=20, rerank=50)
         np.testing.assert_array_equal(parts.rows, whole.rows)

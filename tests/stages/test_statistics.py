@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from stage_data import clustered, corpus_of
 
 from och_dist.errors import NonFiniteError
-from och_dist.stages.common import Context
-from och_dist.stages.statistics import draw_rows, scan_corpus
+from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
+from och_dist.train.statistics import draw_rows, scan_corpus
 
 ROWS = 120
 CHUNKINGS = {"one row short": 119, "exact": 40, "uneven": 37, "single": 120, "rows": 1}

@@ -10,20 +10,20 @@ import pytest
 from crashes import Crash, crash_at, tree
 from stage_data import all_codes, corpus_of
 
+from och_dist.encode.stage import encode
 from och_dist.errors import ConflictError, IntegrityError, UsageError
 from och_dist.kernels.buckets import Costs
 from och_dist.kernels.hamming import hamming_top_k, lay_out, merge_top_k
 from och_dist.kernels.packing import pack_bits
-from och_dist.stages import tables as stage
-from och_dist.stages.compact import compact
-from och_dist.stages.delete import delete
-from och_dist.stages.encode import encode
-from och_dist.stages.plan_search import Sample, Table, make_plan, plan_search, predict, sample_codes
-from och_dist.stages.tables import BuildTables, build_partition, build_tables, task_bytes
-from och_dist.stages.upkeep import gc
-from och_dist.stages.verify import verify
+from och_dist.search import bucket_tables as stage
+from och_dist.search.bucket_tables import BuildTables, build_partition, build_tables, task_bytes
+from och_dist.search.plan import Sample, Table, make_plan, plan_search, predict, sample_codes
 from och_dist.store.index import Index, open_version
 from och_dist.store.tables import find_tables, open_tables
+from och_dist.upkeep.compaction import compact
+from och_dist.upkeep.deletion import delete
+from och_dist.upkeep.housekeeping import gc
+from och_dist.upkeep.verification import verify
 
 SMALL = {"partition_rows": 120, "least_rows": 1}
 
@@ -309,7 +309,7 @@ def test_a_plan_says_why(index: str) -> None:
 
 
 def test_a_sample_is_small_and_from_everywhere(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("och_dist.stages.plan_search.SAMPLE_ROWS", 100)
+    monkeypatch.setattr("och_dist.search.plan.SAMPLE_ROWS", 100)
     codes = all_codes(index)
     sample = sample_codes(open_version(index))
     assert 50 <= len(sample) <= 100

@@ -15,13 +15,13 @@ from crashes import Crash, crash_at, tree
 from stage_data import BITS, PARAMS, clustered, corpus_of
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.stages import train as stage
-from och_dist.stages.centres import count_members, settle_centres
-from och_dist.stages.common import Context
-from och_dist.stages.train import train
+from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
 from och_dist.store.model import copy_model, load_model, split_model_path
 from och_dist.store.objects import open_objects
+from och_dist.train import stage
+from och_dist.train.centres import count_members, settle_centres
+from och_dist.train.stage import train
 
 
 def loaded(path: str) -> Any:

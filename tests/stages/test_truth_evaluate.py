@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from stage_data import all_codes, clustered, corpus_of
 
+from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, ConflictError, UsageError
-from och_dist.metrics import evaluate_histograms
-from och_dist.stages import evaluate as evaluate_stage
-from och_dist.stages import nearest as stage
-from och_dist.stages.common import Context
-from och_dist.stages.encode import encode
-from och_dist.stages.evaluate import evaluate
-from och_dist.stages.search import open_index, search
-from och_dist.stages.truth import truth
+from och_dist.evaluate import exact as stage
+from och_dist.evaluate import stage as evaluate_stage
+from och_dist.evaluate.exact_truth import truth
+from och_dist.evaluate.stage import evaluate
+from och_dist.kernels.ranking import evaluate_histograms
+from och_dist.search.stage import open_index, search
+from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
-from och_dist.store.neighbors import open_neighbors
+from och_dist.store.results import open_neighbors
 
 SHARED = Path(os.environ.get("OCH_SHARED_DATA") or Path(__file__).parents[3] / "shared" / "data")
 

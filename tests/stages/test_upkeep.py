@@ -13,17 +13,17 @@ import zarr
 from crashes import Crash, crash_at, tree
 from stage_data import BITS, all_codes, corpus_of
 
+from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, IntegrityError, UsageError
-from och_dist.stages.encode import encode
-from och_dist.stages.ingest import ingest
-from och_dist.stages.search import open_index
-from och_dist.stages.upkeep import gc, inspect, status
-from och_dist.stages.verify import verify
+from och_dist.ingest.stage import ingest
+from och_dist.search.stage import open_index
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import model_objects, open_version
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import LocalObjects
 from och_dist.store.versions import version_key
+from och_dist.upkeep.housekeeping import gc, inspect, status
+from och_dist.upkeep.verification import verify
 
 
 @pytest.fixture(scope="module")

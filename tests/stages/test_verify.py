@@ -12,16 +12,16 @@ import zarr
 from crashes import tree
 from stage_data import corpus_of
 
+from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, IntegrityError, OchError
-from och_dist.stages.common import Context
-from och_dist.stages.encode import encode
-from och_dist.stages.upkeep import gc, status
-from och_dist.stages.verify import verify
+from och_dist.stage import Context
 from och_dist.store import corpus as corpus_store
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import open_version
 from och_dist.store.model import split_model_path
 from och_dist.store.objects import LocalObjects
+from och_dist.upkeep.housekeeping import gc, status
+from och_dist.upkeep.verification import verify
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "flip first": lambda data: bytes([data[0] ^ 16]) + data[1:],

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, UsageError
-from och_dist.store import fetch as fetch_module
-from och_dist.store.fetch import Fetched, fetch
+from och_dist.sources import download as fetch_module
+from och_dist.sources.download import Fetched, fetch
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 OTHER = np.random.default_rng(1).bytes(300_000)
@@ -189,7 +189,7 @@ def test_resume_after_kill_9(server: Server, goal: Path) -> None:
         release.wait(60)
 
     server.drop_after, server.on_drop = [100_000], [stall]
-    code = f"from och_dist.store.fetch import fetch; fetch({server.url!r}, {str(goal)!r})"
+    code = f"from och_dist.sources.download import fetch; fetch({server.url!r}, {str(goal)!r})"
     root = str(Path(fetch_module.__file__).parents[2])
     victim = subprocess.Popen([sys.executable, "-c", code], cwd=root)
     part = goal.parent / "file.bin.part"

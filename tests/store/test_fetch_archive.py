@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.store import fetch_archive
-from och_dist.store.fetch import extract
-from och_dist.store.readers import open_sources, read_all, read_ivecs
+from och_dist.sources import archive as fetch_archive
+from och_dist.sources.download import extract
+from och_dist.sources.readers import open_sources, read_all, read_ivecs
 
 MEMBERS = [
     "gist/gist_base.fvecs",

@@ -16,9 +16,9 @@ import pytest
 from ftp_server import CONTENT, FtpServer
 
 from och_dist.errors import BadInputError, IncompleteError, UsageError
-from och_dist.store import fetch as fetch_module
-from och_dist.store.fetch import Fetched, fetch
-from och_dist.store.fetch_ftp import split_ftp_url
+from och_dist.sources import download as fetch_module
+from och_dist.sources.download import Fetched, fetch
+from och_dist.sources.ftp import split_ftp_url
 
 OTHER = np.random.default_rng(1).bytes(300_000)
 

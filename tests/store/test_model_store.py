@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
-from och_dist.hashers.base import Hasher
-from och_dist.hashers.och import OCH
+from och_dist.methods.base import Hasher
+from och_dist.methods.och import OCH
 from och_dist.store.model import (
     check_expected,
     copy_model,

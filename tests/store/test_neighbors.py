@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError, UsageError
-from och_dist.store.neighbors import ABOUT, FORMATS, Neighbors, check_output, open_neighbors, read_about, save_neighbors
+from och_dist.store.results import ABOUT, FORMATS, Neighbors, check_output, open_neighbors, read_about, save_neighbors
 
 
 def lists(queries: int, width: int, seed: int = 0, dtype: Any = np.int32) -> Neighbors:

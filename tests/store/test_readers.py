@@ -37,8 +37,8 @@ from vector_files import (
 )
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.store import readers_flat
-from och_dist.store.readers import Source, open_sources, read_all, read_ivecs, read_rows
+from och_dist.sources import flat as readers_flat
+from och_dist.sources.readers import Source, open_sources, read_all, read_ivecs, read_rows
 
 DTYPES = ["<f2", "<f4", "<f8", "|u1", "|i1"]
 RANGES = [(0, 1), (0, 23), (22, 23), (5, 5), (3, 17), (23, 23)]

@@ -22,8 +22,9 @@ from vector_files import (
 )
 
 from och_dist.errors import BadInputError
-from och_dist.store import readers_nested, readers_parquet
-from och_dist.store.readers import open_sources, read_all, read_rows
+from och_dist.sources import nested as readers_nested
+from och_dist.sources import parquet as readers_parquet
+from och_dist.sources.readers import open_sources, read_all, read_rows
 
 
 def test_hdf5_datasets_by_name(tmp_path: Path) -> None:

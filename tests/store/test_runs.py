@@ -57,7 +57,7 @@ def test_a_changed_report_is_found(objects: LocalObjects) -> None:
 
 
 def test_a_corpus_has_no_runs(tmp_path: Path) -> None:
-    from och_dist.stages.ingest import generate
+    from och_dist.ingest.stage import generate
 
     generate(str(tmp_path / "corpus"), rows=10, dim=4)
     with pytest.raises(BadInputError, match="is of kind 'corpus'; name an index"):

@@ -19,7 +19,7 @@ from och_dist.errors import (
     OchError,
     UsageError,
 )
-from och_dist.stages.common import Context, Report
+from och_dist.stage import Context, Report
 from och_dist.store.arrays import (
     ArraySpec,
     create_array,
@@ -185,7 +185,7 @@ def test_a_lost_answer_does_not_discredit_a_service(lossy_s3: str) -> None:
 
 
 def test_ingest_refuses_a_service_without_put_if_absent(careless_s3: str) -> None:
-    from och_dist.stages.ingest import generate
+    from och_dist.ingest.stage import generate
 
     with pytest.raises(UsageError, match="no working put-if-absent"):
         generate(f"{careless_s3}/corpus", rows=10, dim=4)
@@ -233,7 +233,11 @@ def test_adopted_array(s3: str) -> None:
 
 
 def run(root: str, output: Path) -> list[Report]:
-    from och_dist.stages import encode, ingest, search, train, verify
+    from och_dist.encode import stage as encode
+    from och_dist.ingest import stage as ingest
+    from och_dist.search import stage as search
+    from och_dist.train import stage as train
+    from och_dist.upkeep import verification as verify
 
     context = Context(client=None)
     corpus, queries, index = f"{root}/corpus", f"{root}/queries", f"{root}/index"
@@ -272,7 +276,8 @@ def test_pipeline(s3: str, tmp_path: Path) -> None:
 
 
 def test_verify_finds_damage_in_a_bucket(s3: str) -> None:
-    from och_dist.stages import ingest, verify
+    from och_dist.ingest import stage as ingest
+    from och_dist.upkeep import verification as verify
 
     ingest.generate(f"{s3}/corpus", rows=100, dim=4, chunk_rows=30)
     objects = open_objects(f"{s3}/corpus")

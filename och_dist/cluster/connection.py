@@ -1,0 +1,305 @@
+"""Where the work runs: a scheduler somebody started, a local cluster of our own, or this very process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from och_dist import settings
+from och_dist.cluster.tls import (
+    NOT_BEGUN,
+    REMEDY,
+    Certificates,
+    dask_certificates,
+    find_certificates,
+    knock,
+    refuse_open_network,
+)
+from och_dist.errors import ClusterError, UsageError
+from och_dist.stop import set_grace
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+LOCAL = ("workers", "threads", "memory_limit")
+UNLIMITED = 2 << 30
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """``scheduler`` is an address or a scheduler file; without one, ``workers`` processes are started here.
+
+    ``workers=0`` means no Dask cluster at all: everything runs in this process. None stands for the setting of the same
+    name in ``dask.yaml``; its ``scheduler`` counts only where nothing is said about local workers either.
+
+    The ``tls_`` files, all three or none (or the variables OCH_TLS_CA, OCH_TLS_CERT, OCH_TLS_KEY), are shown to a
+    ``tls://`` scheduler, and a local cluster speaks TLS with them. ``insecure`` allows a scheduler on another machine
+    without TLS. ``grace`` is how many seconds the tasks under way have to finish after SIGTERM or Ctrl-C.
+    """
+
+    scheduler: str | None = None
+    workers: int | None = None
+    threads: int | None = None
+    memory_limit: str | None = None
+    dashboard: bool | None = None
+    tls_ca: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    insecure: bool = False
+    grace: float | None = None
+
+
+@contextlib.contextmanager
+def connect(options: ClusterOptions) -> Iterator[Client | None]:
+    """A client that is ready to work, closed at the end; a local cluster is closed with it."""
+    settings.refuse_unknown()
+    options = _with_settings(options)
+    if options.scheduler is not None:
+        _refuse_local_options(options)
+        with _remote(options) as client:
+            yield client
+        return
+    if options.insecure:
+        raise UsageError("--insecure is about a --scheduler; give one, or leave it out")
+    if _local_workers(options) == 0:
+        import threadpoolctl
+
+        with threadpoolctl.threadpool_limits(1):
+            yield None
+    else:
+        with _local(options) as client:
+            yield client
+
+
+def _with_settings(options: ClusterOptions) -> ClusterOptions:
+    """The settings where the options say nothing about the scheduler; the time of grace is set on the way."""
+    grace = settings.seconds("grace") if options.grace is None else options.grace
+    if not 0 <= grace < float("inf"):
+        raise UsageError(f"--grace {grace}; give a number of seconds, 0 or more")
+    set_grace(grace)
+    if options.scheduler is None and all(getattr(options, name) is None for name in LOCAL):
+        scheduler = settings.setting("scheduler")
+        return replace(options, scheduler=None if scheduler is None else str(scheduler))
+    return options
+
+
+def _refuse_local_options(options: ClusterOptions) -> None:
+    """What is said about local workers means nothing to a cluster that runs already."""
+    for name in LOCAL:
+        if (value := getattr(options, name)) is not None:
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} {value} and --scheduler exclude each other; the cluster has its own")
+
+
+@contextlib.contextmanager
+def _remote(options: ClusterOptions) -> Iterator[Client]:
+    with observe(options) as client:
+        _await_workers(client, 1)
+        _prepare_workers(client)
+        yield client
+
+
+@contextlib.contextmanager
+def observe(options: ClusterOptions) -> Iterator[Client]:
+    """A client of a running scheduler, to look at it: workers are neither needed nor touched."""
+    from distributed import Client
+
+    settings.apply()
+    patience = settings.seconds("connect-timeout")
+    address, certificates = _checked_address(options, patience)
+    client, reason = None, ""
+    try:
+        client = Client(
+            address,
+            timeout=patience,
+            set_as_default=False,
+            security=certificates.security() if certificates else None,
+        )
+    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
+        reason = str(error)
+    if client is None:
+        # Half a client closes itself when it is collected; in the middle of starting another one, that would hang.
+        gc.collect()
+        raise ClusterError(f"no scheduler answers at {options.scheduler} within {patience:g} s ({reason}); {NOT_BEGUN}")
+    with contextlib.closing(client):
+        yield client
+
+
+def _checked_address(options: ClusterOptions, patience: float) -> tuple[str, Certificates | None]:
+    """The address of the scheduler, after all that can be refused without Dask, and the certificates to use there."""
+    from distributed.comm.addressing import parse_address, parse_host_port
+
+    scheduler = str(options.scheduler)
+    address = _address(scheduler)
+    shown = scheduler if scheduler == address else f"{scheduler} ({address})"
+    scheme, location = parse_address(address)
+    certificates = find_certificates(options)
+    if scheme == "tls":
+        certificates = certificates or dask_certificates()
+        if certificates is None:
+            raise ClusterError(f"the scheduler {shown} wants certificates; give {REMEDY}")
+    elif options.tls_ca or options.tls_cert or options.tls_key:
+        raise UsageError(f"the scheduler {shown} would not use --tls-cert; write tls:// or leave it out")
+    else:
+        certificates = None
+    if scheme not in ("inproc", "unix"):
+        try:
+            host, port = parse_host_port(location)
+        except ValueError as error:
+            raise ClusterError(f"the scheduler {shown} cannot be reached ({error}); write tcp://host:8786") from None
+        if scheme not in ("tls", "wss") and not options.insecure:
+            refuse_open_network(shown, host)
+        if scheme in ("tcp", "tls"):
+            knock(shown, host, port, certificates=certificates, seconds=patience)
+    return f"{scheme}://{location}", certificates
+
+
+def _address(scheduler: str) -> str:
+    """The address itself, or the one that a scheduler file names."""
+    if "://" in scheduler or not os.path.exists(scheduler):
+        if ":" not in scheduler:
+            raise ClusterError(
+                f"scheduler {scheduler!r} is neither an address such as tcp://host:8786 nor a file; {NOT_BEGUN}"
+            )
+        return scheduler
+    try:
+        with open(scheduler, encoding="utf-8") as file:
+            return str(json.load(file)["address"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ClusterError(
+            f"{scheduler} is not a scheduler file ({error!r}); give the one of 'dask scheduler --scheduler-file'"
+        ) from None
+
+
+def _local_workers(options: ClusterOptions) -> int | None:
+    """Processes of a local cluster, 0 for none; None: as many as there are cores."""
+    if options.workers is not None or settings.setting("workers") is None:
+        return options.workers
+    return settings.whole("workers")
+
+
+@contextlib.contextmanager
+def _local(options: ClusterOptions) -> Iterator[Client]:
+    from distributed import Client, LocalCluster
+
+    from och_dist.cluster.worker import leave_interrupts_to_driver
+
+    settings.apply()
+    workers = _local_workers(options) or os.cpu_count() or 1
+    threads = settings.whole("threads", 1) if options.threads is None else options.threads
+    if workers < 1 or threads < 1:
+        raise UsageError(f"--workers {workers} --threads {threads}: use at least one of each")
+    memory_limit = options.memory_limit or settings.setting("memory-limit")
+    dashboard = settings.flag("dashboard") if options.dashboard is None else options.dashboard
+    certificates = find_certificates(options)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Port .* is already in use")
+        try:
+            cluster = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=threads,
+                processes=True,
+                memory_limit=memory_limit,
+                host="127.0.0.1",
+                security=certificates.security() if certificates else None,
+                dashboard_address=str(settings.setting("dashboard-address")) if dashboard else None,
+            )
+        except ValueError as error:
+            raise UsageError(
+                f"a local cluster with --memory-limit {memory_limit} cannot be made ({error}); write the limit like 2GB"
+            ) from error
+        except (OSError, RuntimeError, TimeoutError, TypeError) as error:
+            raise ClusterError(
+                f"the local cluster of {workers} workers did not start ({error}); nothing was begun: try fewer "
+                "--workers, or --workers 0"
+            ) from error
+        with cluster, Client(cluster, set_as_default=False, timeout=settings.seconds("connect-timeout")) as client:
+            _await_workers(client, workers)
+            _prepare_workers(client)
+            client.run(leave_interrupts_to_driver)
+            yield client
+
+
+def _await_workers(client: Client, count: int) -> None:
+    patience = settings.seconds("workers-timeout")
+    try:
+        client.wait_for_workers(count, timeout=patience)
+    except TimeoutError:
+        raise ClusterError(
+            f"the scheduler {client.scheduler.address} has fewer than {count} workers after {patience:g} s; "
+            "nothing was begun: start workers, and run the command again"
+        ) from None
+
+
+def _prepare_workers(client: Client) -> None:
+    """Limits on every worker, those that join later too."""
+    from och_dist.cluster.worker import PrepareWorker
+
+    try:
+        client.register_plugin(PrepareWorker())
+    except Exception as error:  # whatever went wrong on a worker arrives here
+        raise ClusterError(
+            f"the workers of {client.scheduler.address} cannot be used ({type(error).__name__}: {error}); "
+            "install the same och-dist for scheduler, workers and this command"
+        ) from error
+
+
+def warm(client: Client | None) -> None:
+    """Let the workers compile all kernels beside the first stages of a long job."""
+    if client is not None:
+        from och_dist.cluster.worker import WarmKernels
+
+        client.register_plugin(WarmKernels())
+
+
+def dashboard_link(client: Client | None) -> str | None:
+    """Address of the Dask dashboard, None without one."""
+    if client is None or _has_no_dashboard(client.cluster):
+        return None
+    with contextlib.suppress(Exception):
+        services = client.scheduler_info(n_workers=0)["services"]
+        if "dashboard" in services:
+            return str(client.dashboard_link)
+    return None
+
+
+def _has_no_dashboard(cluster: Any) -> bool:
+    """Whether a local cluster was made without: its scheduler serves /health all the same, so one cannot see it."""
+    spec = getattr(cluster, "scheduler_spec", None)
+    return spec is not None and spec["options"].get("dashboard_address") is None
+
+
+def check_memory(client: Client | None, task_bytes: int, what: str) -> None:
+    """Refuse work whose one task cannot fit a worker, before anything starts."""
+    if client is None:
+        return
+    for worker in workers_of(client):
+        limit, threads = worker.get("memory_limit") or 0, worker.get("nthreads") or 1
+        if limit and task_bytes * threads > limit * 0.7:
+            raise UsageError(
+                f"{what} needs about {task_bytes / 1e6:.0f} MB per thread, but a worker has {limit / 1e6:.0f} MB for "
+                f"{threads} threads; use smaller chunks (--chunk-rows), fewer threads or a larger --memory-limit"
+            )
+
+
+def thread_shares(client: Client | None) -> list[int]:
+    """Bytes of memory for each thread of all workers; one share without a cluster, or while it has no workers.
+
+    2 GiB are assumed of a worker without a limit.
+    """
+    shares: list[int] = []
+    for worker in [] if client is None else workers_of(client):
+        threads = worker.get("nthreads") or 1
+        shares += [(worker.get("memory_limit") or UNLIMITED) // threads] * threads
+    return shares or [UNLIMITED]
+
+
+def workers_of(client: Client) -> list[dict[str, Any]]:
+    """What the scheduler knows of each worker."""
+    return list(client.scheduler_info(n_workers=-1)["workers"].values())

@@ -1,0 +1,200 @@
+"""Corpus + model -> packed codes: one task per whole chunk of codes, then one publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from och_dist import events
+from och_dist.cluster import map_tasks
+from och_dist.encode.publication import publish_jobs
+from och_dist.errors import BadInputError, ConflictError, UsageError
+from och_dist.kernels.packing import count_ones
+from och_dist.stage import Context, Report, Stopwatch, require_room
+from och_dist.store import (
+    CHUNK_ROWS,
+    Corpus,
+    CorpusRef,
+    Index,
+    Job,
+    Model,
+    Objects,
+    begin_job,
+    check_expected,
+    copy_model,
+    done_chunks,
+    find_index,
+    list_jobs,
+    load_model,
+    model_objects,
+    model_on_worker,
+    open_corpus,
+    open_objects,
+    split_model_path,
+    write_codes,
+)
+
+
+@dataclass(frozen=True)
+class EncodeChunk:
+    """One output chunk. The model travels as path and address and is loaded once per worker."""
+
+    corpus: CorpusRef
+    index: str
+    job: Job
+    chunk: int
+
+
+def encode_chunk(task: EncodeChunk) -> int:
+    """Encode the rows of one chunk, streaming corpus chunks, and store codes and record; returns the rows."""
+    corpus = task.corpus.open()
+    hasher = model_on_worker(model_objects(task.index).url, task.job.model)
+    start, stop = task.job.rows(task.chunk)
+    codes = np.empty((stop - start, task.job.spec.width), np.uint8)
+    for first, block in corpus.blocks(start, stop):
+        codes[first - start : first - start + len(block)] = hasher.encode_block(block, first_row=first)
+    ones = count_ones(codes, task.job.bits)
+    write_codes(open_objects(task.index), task.job, task.chunk, codes, ones, corpus.digest(start, stop))
+    events.add(ones=ones.tolist())
+    return stop - start
+
+
+def encode(
+    corpus: str,
+    index: str,
+    *,
+    model: str,
+    chunk_rows: int = CHUNK_ROWS,
+    publish: bool = True,
+    expect_model: str | None = None,
+    context: Context | None = None,
+) -> Report:
+    """Encode every row of ``corpus`` that the newest version of ``index`` does not hold under ``model``.
+
+    A model other than ``expect_model`` (``sha256:`` and its address) is refused.
+    """
+    watch, context = Stopwatch("encode"), context or Context()
+    if chunk_rows < 1:
+        raise UsageError(f"chunk_rows={chunk_rows}; use at least 1")
+    check_expected(split_model_path(model)[1], expect_model)
+    opened, objects = open_corpus(corpus), open_objects(index)
+    current, new_rows = find_index(index), 0  # first: nothing is put into a folder that holds something else
+    loaded = _bring_model(model, objects, opened)
+    events.say("sample", bits=loaded.n_bits, sample=loaded.provenance.get("sample"))
+    jobs: list[Job] = []
+    for job in _jobs(opened, objects, current, loaded, chunk_rows):
+        begin_job(objects, job)
+        _copy_model(model, objects)  # again: until the job was announced, 'och gc' could take the model for unused
+        new_rows += run_job(opened, objects, job, context)
+        jobs.append(job)
+    if publish and jobs:
+        _check_unchanged(opened, jobs)
+        publish_jobs(index, jobs, opened, context)
+    newest = find_index(index)
+    return watch.report(
+        "done" if new_rows or (publish and jobs) else "nothing to do",
+        index=objects.url,
+        model=loaded.address,
+        bits=loaded.n_bits,
+        jobs=[job.id for job in jobs],
+        rows=opened.rows,
+        new_rows=new_rows,
+        bytes_in=opened.nbytes,
+        bytes_out=opened.rows * -(-loaded.n_bits // 8),
+        version=newest.version if newest else None,
+        published=publish,
+    )
+
+
+def _bring_model(path: str, objects: Objects, corpus: Corpus) -> Model:
+    """Load and check the model, and put it beside the codes."""
+    folder, address = split_model_path(path)
+    loaded = load_model(open_objects(folder), address)
+    if loaded.hasher.n_features_in_ != corpus.dim:
+        raise BadInputError(
+            f"model {address[:16]} takes {loaded.hasher.n_features_in_}-d vectors, the corpus {corpus.url} is "
+            f"{corpus.dim}-d; train a model on this corpus"
+        )
+    objects.require_put_if_absent()
+    _copy_model(path, objects)
+    return loaded
+
+
+def _copy_model(path: str, objects: Objects) -> None:
+    folder, address = split_model_path(path)
+    copy_model(open_objects(folder), address, model_objects(objects.url))
+
+
+def _jobs(corpus: Corpus, objects: Objects, current: Index | None, model: Model, chunk_rows: int) -> Iterator[Job]:
+    """The jobs that are still to do, in row order: unfinished ones first, then one for the rest."""
+    covered = _covered(corpus, current, model)
+    if covered == corpus.rows:
+        return
+    unfinished = {
+        job.start: job
+        for job in sorted(list_jobs(objects), key=lambda job: job.generation)  # a repair replaces what came before
+        if job.model == model.address
+        and job.kept is None
+        and job.stop <= corpus.rows
+        and job.input == corpus.digest(job.start, job.stop)
+    }
+    while covered in unfinished:
+        yield unfinished[covered]
+        covered = unfinished[covered].stop
+    if covered < corpus.rows:
+        rows = min(chunk_rows, corpus.rows - covered)
+        yield Job(model.address, model.n_bits, covered, corpus.rows, rows, corpus.digest(covered, corpus.rows))
+
+
+def _covered(corpus: Corpus, current: Index | None, model: Model) -> int:
+    """Rows that the index already holds under this model; another model starts at row 0."""
+    if current is None:
+        return 0
+    for start, stop, digest in (source for segment in current.segments for source in segment.inputs):
+        if stop > corpus.rows or digest != corpus.digest(start, stop):
+            raise ConflictError(
+                f"rows {start}..{stop} of {current.url} were made from other vectors than those of "
+                f"{corpus.url}; encode this corpus into another index"
+            )
+    return current.rows if current.model == model.address else 0
+
+
+def _check_unchanged(corpus: Corpus, jobs: Sequence[Job]) -> None:
+    """A version of a corpus never changes; an adopted array may, even while it is being encoded."""
+    if corpus.version:
+        return
+    now = open_corpus(corpus.url, 0)
+    if any(now.rows < job.stop or now.digest(job.start, job.stop) != job.input for job in jobs):
+        raise ConflictError(
+            f"{corpus.url} was written to while it was being encoded, and nothing was published; "
+            "run the command again when it rests"
+        )
+
+
+def run_job(corpus: Corpus, objects: Objects, job: Job, context: Context) -> int:
+    """Encode the chunks that have no record yet; returns the rows encoded now."""
+    codes = job.chunk_rows * job.spec.width
+    require_room(corpus, context, f"encoding a chunk of {job.chunk_rows} codes", extra_bytes=3 * codes)
+    done = done_chunks(objects, job)
+    tasks = [
+        EncodeChunk(corpus.ref, objects.url, job, chunk) for chunk in range(job.spec.n_chunks) if chunk not in done
+    ]
+    advance = context.progress("encode", job.stop - job.start)
+    advance(sum(high - low for low, high in map(job.rows, done)))
+    rows = map_tasks(
+        encode_chunk,
+        tasks,
+        client=context.client,
+        name="encode_chunk",
+        advance=advance,
+        weight=_rows_of,
+        inherited=done,
+    )
+    return sum(rows)
+
+
+def _rows_of(task: EncodeChunk) -> int:
+    start, stop = task.job.rows(task.chunk)
+    return stop - start

@@ -1,0 +1,13 @@
+"""Exact neighbours, the quality of codes, and methods against each other."""
+
+from __future__ import annotations
+
+from och_dist.evaluate.comparison import compare
+from och_dist.evaluate.exact_truth import truth
+from och_dist.evaluate.stage import evaluate
+
+__all__ = [
+    "compare",
+    "evaluate",
+    "truth",
+]

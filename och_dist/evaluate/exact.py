@@ -1,0 +1,179 @@
+"""Exact Euclidean neighbours over a whole corpus, streaming: a pass over the rows for many queries at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from och_dist.cluster import FAN_IN, reduce_in_pieces, reduce_tasks, thread_shares
+from och_dist.kernels.candidates import Candidates, merge_candidates
+from och_dist.kernels.euclidean import euclidean_top_k
+from och_dist.stage import Context
+from och_dist.store import Corpus, CorpusRef, Neighbors
+
+PIECE_BYTES = 32 << 20
+"""What the driver holds of a result at a time."""
+
+MAX_QUERIES = 2048
+"""Queries of one pass; their results come in pieces, as far as the workers have the memory."""
+
+GUIDE_CHUNKS = 4
+GUIDE_ROWS = 4096
+GUIDE_SLACK = 1.5
+NO_ROWS = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class NearestRows:
+    """Search each ``step``-th of the corpus rows [start, stop) for the ``k`` nearest vectors."""
+
+    corpus: CorpusRef
+    start: int
+    stop: int
+    k: int
+    step: int = 1
+
+
+@dataclass(frozen=True)
+class QueryBatch:
+    """Query vectors (q, d), per query a squared distance beyond which rows need not be reported, and global rows
+    (ascending) that are no candidates at all."""
+
+    vectors: np.ndarray
+    limits: np.ndarray
+    without: np.ndarray
+
+
+@dataclass(frozen=True)
+class MergeCandidates:
+    k: int
+
+    def __call__(self, parts: Sequence[Candidates]) -> Candidates:
+        return merge_candidates(parts, self.k)
+
+
+@dataclass(frozen=True)
+class PieceOfQueries:
+    """The candidates of ``size`` queries, by the number of the piece."""
+
+    size: int
+
+    def __call__(self, found: Candidates, number: int) -> Candidates:
+        last = len(found.offsets) - 1
+        return found.of_queries(min(number * self.size, last), min((number + 1) * self.size, last))
+
+
+def nearest_rows(task: NearestRows, batch: QueryBatch) -> Candidates:
+    """The nearest rows of one partition, exact."""
+    best: Candidates | None = None
+    for first, block in task.corpus.open().blocks(task.start, task.stop):
+        rows = remaining_rows(first, len(block), batch.without)[:: task.step]
+        kept = block if len(rows) == len(block) else block[rows - first]
+        found = euclidean_top_k(batch.vectors, kept, task.k, limit=batch.limits)
+        part = Candidates(found.offsets, found.distances, rows[found.rows])
+        best = part if best is None else merge_candidates([best, part], task.k)
+    assert best is not None  # a partition has at least one chunk
+    return best
+
+
+def remaining_rows(first: int, count: int, without: np.ndarray) -> np.ndarray:
+    """Global numbers of ``count`` rows from ``first`` on that are not in ``without`` (ascending)."""
+    low, high = np.searchsorted(without, (first, first + count))
+    return np.delete(np.arange(first, first + count), without[low:high] - first)
+
+
+def piece_size(width: int) -> int:
+    """Queries whose ``width`` neighbours the driver holds at a time."""
+    return int(max(1, min(MAX_QUERIES, PIECE_BYTES // (16 * max(1, width)))))
+
+
+def exact_neighbors(
+    corpus: Corpus,
+    read: Callable[[int, int], np.ndarray],
+    count: int,
+    k: int,
+    context: Context,
+    *,
+    without: np.ndarray = NO_ROWS,
+) -> Generator[Neighbors, None, None]:
+    """The neighbours of ``count`` queries, :func:`piece_size` of them at a time, over the rows that are not in
+    ``without`` (ascending); ``read(start, stop)`` has the vectors of some queries."""
+    width = min(k, corpus.rows - len(without))
+    size = piece_size(width)
+    of_pass = size * _pieces_of_pass(width, size, context)
+    advance = context.progress("truth", count)
+    for start in range(0, count, of_pass):
+        vectors = read(start, min(start + of_pass, count))
+        for piece in _search_pieces(corpus, vectors, width, size, context, without):
+            yield piece
+            advance(len(piece.rows))
+
+
+def _pieces_of_pass(width: int, size: int, context: Context) -> int:
+    """So many that a merge of FAN_IN parts, all of full width, and its result take half of a thread's memory, at least
+    one; one without a cluster, where nothing is gained by more."""
+    if context.client is None:
+        return 1
+    queries = min(MAX_QUERIES, min(thread_shares(context.client)) // (4 * FAN_IN * 16 * max(1, width)))
+    return max(1, queries // size)
+
+
+def _search_pieces(
+    corpus: Corpus, vectors: np.ndarray, width: int, size: int, context: Context, without: np.ndarray
+) -> Iterator[Neighbors]:
+    """Guessed limits keep far rows off the network; where the guess was too low for a query, that query is searched
+    again without it, so the answer never depends on the guess."""
+    batch = QueryBatch(vectors, _guess(corpus, vectors, width, without, context), without)
+    for number, found in enumerate(_search(corpus, batch, width, size, context)):
+        counts = np.diff(found.offsets)
+        short = np.flatnonzero(counts < width)
+        if not len(short):
+            distances, rows = found.dense(width)
+        else:
+            distances, rows = np.empty((len(counts), width)), np.empty((len(counts), width), np.int64)
+            missed = QueryBatch(vectors[number * size + short], np.full(len(short), np.inf), without)
+            for again in _search(corpus, missed, width, size, context):
+                distances[short], rows[short] = again.dense(width)
+            for query in np.flatnonzero(counts >= width):
+                place = slice(found.offsets[query], found.offsets[query] + width)
+                distances[query], rows[query] = found.distances[place], found.rows[place]
+        yield Neighbors(np.sqrt(distances), rows)
+
+
+def _search(corpus: Corpus, batch: QueryBatch, k: int, size: int, context: Context) -> Iterator[Candidates]:
+    """The ranked candidates of ``size`` queries at a time."""
+    return reduce_in_pieces(
+        nearest_rows,
+        [NearestRows(corpus.ref, start, stop, k) for start, stop in corpus.partitions()],
+        MergeCandidates(k),
+        pieces=-(-len(batch.vectors) // size),
+        cut=PieceOfQueries(size),
+        finish=Candidates.rank,
+        client=context.client,
+        name="nearest_rows",
+        shared=batch,
+    )
+
+
+def _guess(corpus: Corpus, vectors: np.ndarray, k: int, without: np.ndarray, context: Context) -> np.ndarray:
+    """Per query a squared distance that probably exceeds the k-th smallest, from rows of chunks spread over the
+    corpus."""
+    chunks = list(corpus.chunks())
+    chosen = [chunks[place] for place in np.unique(np.linspace(0, len(chunks) - 1, GUIDE_CHUNKS).astype(int))]
+    step = max(1, sum(stop - start for start, stop in chosen) // GUIDE_ROWS)
+    rows = sum(-(-(stop - start) // step) for start, stop in chosen)
+    place = int(GUIDE_SLACK * k / (corpus.rows - len(without)) * rows) + 8
+    if place >= rows:
+        return np.full(len(vectors), np.inf)
+    nearest = reduce_tasks(
+        nearest_rows,
+        [NearestRows(corpus.ref, start, stop, place + 1, step) for start, stop in chosen],
+        MergeCandidates(place + 1),
+        client=context.client,
+        name="guide_rows",
+        shared=QueryBatch(vectors, np.full(len(vectors), np.inf), without),
+    )
+    distances, _ = nearest.dense(place + 1)
+    return distances[:, -1] if distances.shape[1] else np.full(len(vectors), np.inf)

@@ -1,0 +1,184 @@
+"""How well Hamming order agrees with true order: two additive histograms per query, all metrics from them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from och_dist.cluster import reduce_tasks, thread_shares
+from och_dist.errors import BadInputError
+from och_dist.kernels.hamming import count_rows, hamming_histogram, lay_out
+from och_dist.kernels.packing import code_words
+from och_dist.kernels.ranking import evaluate_histograms
+from och_dist.search import Searcher, check_truth, open_index, partitions_of
+from och_dist.sources import Queries, open_queries
+from och_dist.stage import Context, Report, Stopwatch
+from och_dist.store import (
+    CodeChunk,
+    Index,
+    IndexRef,
+    StoredNeighbors,
+    canonical,
+    open_neighbors,
+    sha256,
+    storage_errors,
+)
+
+QUERY_BYTES = 32 << 20
+PARTITION_BYTES = 64 << 20
+HELD_TIMES = 10
+"""Codes are held packed, twice while they are joined, as words and laid out: five times at most, in half of a thread's
+memory."""
+
+TASKS_PER_THREAD = 4
+"""Dask spreads only more than 2 over all workers, instead of sending them to the one that has the queries."""
+
+
+@dataclass(frozen=True)
+class CountDistances:
+    """Count the Hamming distances of some chunks to queries [start, stop), all rows and true neighbours apart."""
+
+    index: IndexRef
+    chunks: tuple[CodeChunk, ...]
+    truth: StoredNeighbors
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """``rows`` and ``true`` (q, bits + 1) int64: how many rows, and how many true neighbours, at each distance."""
+
+    rows: np.ndarray
+    true: np.ndarray
+
+    def merge(self, other: Histograms) -> Histograms:
+        return Histograms(self.rows + other.rows, self.true + other.true)
+
+
+def merge_histograms(parts: Sequence[Histograms]) -> Histograms:
+    return reduce(Histograms.merge, parts)
+
+
+def count_distances(task: CountDistances, queries: np.ndarray) -> Histograms:
+    """Histograms over some chunks; ``queries`` are the packed codes (q, bytes) of all queries, 0 is counted for those
+    that are not of this task."""
+    index, first = task.index.open(), task.chunks[0].start
+    packed = np.concatenate([index.read(chunk) for chunk in task.chunks])
+    words, codes = code_words(queries), code_words(packed)
+    found = Histograms(*(np.zeros((len(queries), index.bits + 1), np.int64) for _ in range(2)))
+    found.rows[task.start : task.stop] = hamming_histogram(queries[task.start : task.stop], lay_out(packed, index.bits))
+    step = max(1, QUERY_BYTES // (8 * max(1, task.truth.width)))
+    for start in range(task.start, task.stop, step):
+        part = slice(start, min(start + step, task.stop))
+        rows = task.truth.read_rows(part.start, part.stop)
+        found.true[part] = count_rows(words[part], codes, rows, first, index.bits)
+    return found
+
+
+def plan_counts(index: Index, truth: StoredNeighbors, threads: int, memory: int) -> list[CountDistances]:
+    """As few partitions of the codes as the ``memory`` of a thread allows, for each of them reads all exact neighbours;
+    and as many ranges of queries as give every thread something to do."""
+    wanted = TASKS_PER_THREAD * threads
+    partitions = partitions_of(index, -(-wanted // truth.queries), min(PARTITION_BYTES, memory // HELD_TIMES))
+    ranges = min(truth.queries, -(-wanted // len(partitions)))
+    cuts = np.linspace(0, truth.queries, ranges + 1).astype(int).tolist()
+    return [
+        CountDistances(index.ref, part.chunks, truth, start, stop)
+        for part in partitions
+        for start, stop in itertools.pairwise(cuts)
+    ]
+
+
+def evaluate(
+    index: str,
+    queries: Any,
+    truth: str,
+    *,
+    output: str | None = None,
+    dataset: str | None = None,
+    version: int | None = None,
+    expect_model: str | None = None,
+    context: Context | None = None,
+) -> Report:
+    """mAP, pooled PR area, precision and recall of an index against exact neighbours; also as JSON in ``output``."""
+    watch, context = Stopwatch("evaluate"), context or Context()
+    searcher = open_index(index, version=version, expect_model=expect_model)
+    opened = open_queries(queries, dataset=dataset)
+    stored = open_neighbors(truth)
+    _check(searcher, opened, stored)
+    key = sha256(canonical([searcher.index.to_json(), opened.fingerprint, stored.about["key"]]))
+    if (known := _known(output, key)) is not None:
+        return watch.report("nothing to do", **known)
+    codes = searcher.encode(opened.read(0, opened.rows))
+    shares = thread_shares(context.client)
+    tasks = plan_counts(searcher.index, stored, len(shares), min(shares))
+    counts = reduce_tasks(
+        count_distances,
+        tasks,
+        merge_histograms,
+        client=context.client,
+        name="count_distances",
+        shared=codes,
+        advance=context.progress("evaluate", sum(map(_pairs, tasks))),
+        weight=_pairs,
+    )
+    facts = {
+        "index": searcher.index.url,
+        "version": searcher.index.version,
+        "method": searcher.model.method,
+        "bits": searcher.index.bits,
+        "rows": searcher.rows,
+        "queries": opened.rows,
+        "truth_k": stored.width,
+        **evaluate_histograms(counts.rows, counts.true),
+    }
+    if output is not None:
+        _save(output, {**facts, "key": key})
+    return watch.report(**facts)
+
+
+def _pairs(task: CountDistances) -> int:
+    """How many distances are counted."""
+    return (task.stop - task.start) * (task.chunks[-1].stop - task.chunks[0].start)
+
+
+def _save(output: str, facts: dict[str, Any]) -> None:
+    """Write JSON beside its final name and move it there when it is whole."""
+    partial = Path(f"{output}.{uuid.uuid4().hex}.part")
+    with storage_errors(output):
+        try:
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps(facts, indent=1))
+            os.replace(partial, output)
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def _known(output: str | None, key: str) -> dict[str, Any] | None:
+    """The facts of an earlier run with the same inputs."""
+    if output is None or not Path(output).is_file():
+        return None
+    try:
+        facts = json.loads(Path(output).read_text())
+        return facts if facts.pop("key") == key else None
+    except (ValueError, KeyError, AttributeError):
+        return None
+
+
+def _check(searcher: Searcher, queries: Queries, truth: StoredNeighbors) -> None:
+    queries.require_dim(searcher.model.hasher.n_features_in_, "the index")
+    if not queries.rows:
+        raise BadInputError("there are no queries; an evaluation needs at least one")
+    check_truth(searcher, queries, truth)

@@ -1,1 +1,0 @@
-"""Hashing methods: one file each, scikit-learn contract, pure NumPy."""

@@ -1,0 +1,268 @@
+"""What a run of a pipeline would do, with sizes and memory; nothing is changed, and no cluster is needed.
+
+A planner looks at what is stored and at what the stages before it are expected to leave. What depends on the values of
+vectors, such as the verdict of the drift gate, is said to be open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from och_dist.errors import BadInputError, OchError
+from och_dist.ingest import default_chunk_rows, known_sources, new_sources, vector_bytes
+from och_dist.jobs.pipeline import Pipeline, fill_known
+from och_dist.sources import Source, open_queries, open_sources
+from och_dist.stage import WORKING_BYTES
+from och_dist.store import (
+    CHUNK_ROWS,
+    canonical,
+    done_chunks,
+    find_corpus,
+    find_index,
+    list_jobs,
+    open_objects,
+    version_numbers,
+)
+from och_dist.train import KMEANS_ROWS_PER_CENTRE, MIN_ROWS, SAMPLE_ROWS, TRAIN_ROWS, hasher_params, make_hasher
+from och_dist.upkeep import gc
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A corpus as it is, or is expected to be."""
+
+    rows: int
+    dim: int
+    dtype: str
+    chunk_rows: int
+
+    @property
+    def chunk_bytes(self) -> int:
+        return min(self.rows, self.chunk_rows) * self.row_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        return vector_bytes(self.dim, self.dtype)
+
+    @property
+    def pass_bytes(self) -> int:
+        """Memory of a task that streams chunks, as stages reckon it."""
+        return 3 * self.chunk_bytes + WORKING_BYTES
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One stage: what it would do, how much of it, and the memory of a task on a worker and of the driver."""
+
+    id: str
+    stage: str
+    does: str
+    files: int | None = None
+    rows: int | None = None
+    bytes: int | None = None
+    task_memory: int | None = None
+    driver_memory: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass
+class Outlook:
+    """What the stages before are expected to have left."""
+
+    corpora: dict[str, Shape] = field(default_factory=dict)
+    new_model: bool = False
+
+    def shape(self, url: str) -> Shape | None:
+        place = open_objects(url).url
+        if place not in self.corpora:
+            found = find_corpus(url)
+            if found is None:
+                return None
+            largest = max(segment.chunk_rows for segment in found.segments)
+            self.corpora[place] = Shape(found.rows, found.dim, found.dtype, largest)
+        return self.corpora[place]
+
+    def grow(self, url: str, rows: int, dim: int, dtype: str, chunk_rows: int | None) -> Shape:
+        before, size = self.shape(url), min(rows, chunk_rows or default_chunk_rows(dim, dtype))
+        held, largest = (before.rows, before.chunk_rows) if before else (0, 1)
+        shape = Shape(held + rows, dim, dtype, max(largest, size))
+        self.corpora[open_objects(url).url] = shape
+        return shape
+
+
+Facts = dict[str, Any]
+Params = Mapping[str, Any]
+OPEN = "depends on the stages before"
+
+
+def plan(pipeline: Pipeline) -> list[Planned]:
+    """The stages in order; one whose inputs are not there yet is named without sizes."""
+    outlook, planned = Outlook(), []
+    for step in pipeline.steps:
+        params = {name: fill_known(value, pipeline.variables) for name, value in step.params.items()}
+        try:
+            facts = PLANNERS.get(step.stage, _other)(params, outlook)
+        except (BadInputError, OSError) as error:
+            facts = {"does": f"not known yet: {error}"}
+        except OchError as error:
+            facts = {"does": f"would fail: {error}"}
+        planned.append(Planned(step.id, step.stage, **facts))
+    return planned
+
+
+def _files(sources: list[Source], corpus: str, chunk_rows: int | None, outlook: Outlook) -> Facts:
+    if not sources:
+        return {"does": "nothing to do: no new files", "files": 0, "rows": 0}
+    rows, first = sum(source.rows for source in sources), sources[0]
+    shape = outlook.grow(corpus, rows, first.dim, first.dtype, chunk_rows)
+    chunk = min(rows, chunk_rows or default_chunk_rows(first.dim, first.dtype)) * shape.row_bytes
+    return {
+        "does": f"store {rows:,} rows of {first.dim}-d vectors",
+        "files": len(sources),
+        "rows": rows,
+        "bytes": rows * shape.row_bytes,
+        "task_memory": 4 * chunk,
+    }
+
+
+def _collect(params: Params, outlook: Outlook) -> Facts:
+    sources = new_sources(params["inbox"], find_corpus(params["corpus"]), dataset=params.get("dataset"))
+    return _files(sources, params["corpus"], params.get("chunk_rows"), outlook)
+
+
+def _ingest(params: Params, outlook: Outlook) -> Facts:
+    named = params["sources"]
+    found = open_sources([named] if isinstance(named, str) else named, dataset=params.get("dataset"))
+    known = known_sources(find_corpus(params["corpus"]))
+    new = [source for source in found if (source.fingerprint, source.dataset) not in known]
+    return _files(new, params["corpus"], params.get("chunk_rows"), outlook)
+
+
+def _generate(params: Params, outlook: Outlook) -> Facts:
+    if outlook.shape(params["corpus"]) is not None and not params.get("append"):
+        return {"does": "nothing to do, if it holds these rows; else refused"}
+    rows, dim = params.get("rows", 100_000), params.get("dim", 960)
+    shape = outlook.grow(params["corpus"], rows, dim, "<f4", params.get("chunk_rows"))
+    size = {"rows": rows, "bytes": rows * shape.row_bytes, "task_memory": 4 * shape.chunk_bytes}
+    return {"does": f"make {rows:,} rows of {dim}-d vectors", **size}
+
+
+def _training(params: Params, shape: Shape) -> Facts:
+    """Passes over all rows on the workers; the sample of rows and the moments on the driver."""
+    hasher = make_hasher(params.get("method", "och"), params.get("bits", 64), 0, params.get("params") or {})
+    wanted = params.get("kmeans_rows")
+    wanted = KMEANS_ROWS_PER_CENTRE * hasher.centres_wanted() if wanted is None else wanted
+    sample = min(shape.rows, max(params.get("train_rows", TRAIN_ROWS), wanted))
+    return {
+        "rows": shape.rows,
+        "bytes": shape.rows * shape.row_bytes,
+        "task_memory": shape.pass_bytes + 24 * shape.dim**2 + 4 * sample * shape.dim,
+        "driver_memory": 8 * min(shape.rows, params.get("train_rows", TRAIN_ROWS)) * shape.dim + 24 * shape.dim**2,
+    }
+
+
+def _train(params: Params, outlook: Outlook) -> Facts:
+    shape = outlook.shape(params["corpus"])
+    if shape is None:
+        return {"does": OPEN}
+    outlook.new_model = True
+    return {"does": "train, unless this was trained before", **_training(params, shape)}
+
+
+def _model(params: Params, outlook: Outlook) -> Facts:
+    shape, current = outlook.shape(params["corpus"]), find_index(params["index"])
+    if shape is None:
+        return {"does": OPEN}
+    method, bits, seed = params.get("method", "och"), params.get("bits", 64), params.get("seed", 0)
+    wanted = hasher_params(make_hasher(method, bits, seed, params.get("params") or {}))
+    if current is not None:
+        model = current.load_model()
+        if (model.method, canonical(model.params)) == (method, canonical(wanted)):
+            return _gate(shape.rows - current.rows, params, shape)
+    outlook.new_model = True
+    why = "there is no model yet" if current is None else "other parameters are asked for"
+    return {"does": f"train: {why}", **_training(params, shape)}
+
+
+def _gate(new: int, params: Params, shape: Shape) -> Facts:
+    if new <= 0:
+        return {"does": "nothing to do: no new rows"}
+    if new < MIN_ROWS:
+        return {"does": "keep the model; the gate looks if earlier nights make enough rows", "rows": new}
+    then = {"retrain": "train anew", "accept": "go on all the same"}.get(params.get("on_drift", ""), "stop with exit 6")
+    return {
+        "does": f"keep the model, unless the new rows have drifted: then {then}",
+        "rows": min(new, SAMPLE_ROWS),
+        "task_memory": shape.pass_bytes,
+    }
+
+
+def _encode(params: Params, outlook: Outlook) -> Facts:
+    shape, current = outlook.shape(params["corpus"]), find_index(params["index"])
+    if shape is None:
+        return {"does": OPEN}
+    held = 0 if current is None or outlook.new_model else current.rows
+    new, width = shape.rows - held, -(-current.bits // 8) if current else 8
+    if new <= 0:
+        return {"does": "nothing to do: no new rows", "rows": 0}
+    chunk = min(new, params.get("chunk_rows", CHUNK_ROWS))
+    memory = shape.pass_bytes + 3 * chunk * width
+    text = f"encode {new:,} rows" + _unfinished(params["index"])
+    return {"does": text, "rows": new, "bytes": new * shape.row_bytes, "task_memory": memory}
+
+
+def _unfinished(index: str) -> str:
+    """Chunks that a killed run has left, which are not encoded again if their rows and model are the same."""
+    objects, current = open_objects(index), find_index(index)
+    held = {segment.job.id for segment in current.segments} if current else set()
+    waiting = [job for job in list_jobs(objects) if job.id not in held and job.kept is None]
+    done = sum(len(done_chunks(objects, job)) for job in waiting)
+    return f"; {done} chunks of unpublished jobs are there already" if done else ""
+
+
+def _queries(params: Params, outlook: Outlook) -> Facts:
+    if not params["queries"]:
+        return {"does": "nothing to do: no queries are named"}
+    shape = outlook.shape(params["corpus"]) if "corpus" in params else None
+    asked = open_queries(params["queries"], dataset=params.get("dataset"))
+    memory = {"task_memory": shape.pass_bytes} if shape else {}
+    return {"does": f"{asked.rows:,} queries, unless it was done for this version", **memory}
+
+
+def _gc(params: Params, outlook: Outlook) -> Facts:
+    numbers = version_numbers(open_objects(params["path"]))
+    if not numbers:
+        return {"does": OPEN}
+    going = gc(params["path"], keep=params.get("keep", 3), dry_run=True).facts["versions_removed"]
+    listed = f"remove versions {', '.join(map(str, going))}" if going else "nothing to do now"
+    return {"does": f"{listed}; versions {', '.join(map(str, numbers))} are there"}
+
+
+def _fetch(params: Params, outlook: Outlook) -> Facts:
+    source = Path(params["source"])
+    return {"does": f"fetch {params['source']}", **({"bytes": source.stat().st_size} if source.is_file() else {})}
+
+
+def _other(params: Params, outlook: Outlook) -> Facts:
+    return {"does": OPEN}
+
+
+PLANNERS: dict[str, Callable[[Params, Outlook], Facts]] = {
+    "fetch": _fetch,
+    "collect": _collect,
+    "ingest": _ingest,
+    "generate": _generate,
+    "train": _train,
+    "model": _model,
+    "encode": _encode,
+    "truth": _queries,
+    "search": _queries,
+    "evaluate": _queries,
+    "quality": _queries,
+    "gc": _gc,
+}

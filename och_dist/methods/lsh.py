@@ -1,0 +1,48 @@
+"""Locality-sensitive hashing by the signs of random projections, the baseline that learns nothing but the mean.
+
+The name usually stands for the integer buckets of p-stable projections; comparisons of binary codes mean this
+family instead, in which the share of differing bits estimates the angle between two rows (Charikar, 2002). Rows
+are centred first: an angle about a far-away origin tells little.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from och_dist.methods.base import LinearHasher, Progress, TrainingData
+
+__all__ = ["LSH"]
+
+
+class LSH(LinearHasher):
+    """Signs of random projections of the centred rows.
+
+    Parameters
+    ----------
+    n_bits
+        Length of the code, of any size.
+    random_state
+        Seed of the directions.
+
+    Attributes
+    ----------
+    mean_, projection_, offsets_
+        The linear map, float32: (d,), (d, n_bits) normal deviates, (n_bits,) zeros.
+    notes_
+        What is special about the data, one sentence each.
+    """
+
+    method: ClassVar[str] = "lsh"
+
+    def __init__(self, n_bits: int = 64, *, random_state: Any = 0) -> None:
+        self.n_bits = n_bits
+        self.random_state = random_state
+
+    def _learn(self, data: TrainingData, progress: Progress | None) -> None:
+        r = int(self.n_bits)
+        if not np.diag(data.covariance).any():
+            self.notes_.append("all rows are equal: all their codes are equal")
+        directions = np.random.default_rng(self.seed_).normal(size=(len(data.mean), r))
+        self._set_linear(data.mean, directions, np.zeros(r))

@@ -1,0 +1,262 @@
+"""Scalable Graph Hashing (Jiang and Li 2015): codes whose inner products approach a similarity graph of all rows.
+
+The rows are centred and brought to length 1. The graph 2 exp(-|x - y|^2 / 2) - 1 is never built: on unit rows the
+exponential of their inner product is nearly linear, which makes the graph a product P Q^T of two thin matrices.
+Bits are signs of Gaussian kernel features, learned one after the other from what the earlier ones leave of the
+graph, and then once more each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, NoReturn, Self
+
+import numpy as np
+from scipy.linalg import cholesky, eigh, eigvalsh, solve_triangular
+
+from och_dist.errors import BadInputError, IntegrityError
+from och_dist.methods.base import ArraySpec, Hasher, Progress, TrainingData, is_integer
+
+__all__ = ["SGH", "graph_factor"]
+
+_BLOCK_ROWS = 1024
+_RIDGE = 1e-6
+_EPSILON = float(np.finfo(np.float64).eps)
+
+
+class SGH(Hasher):
+    """Scalable Graph Hashing.
+
+    Parameters
+    ----------
+    n_bits
+        Length of the code; at most the number of bases, and the rank of the kernel features.
+    n_bases
+        Training rows, drawn at random, whose Gaussian kernels are the features.
+    n_sweeps
+        How often all bits are learned again, in random order, after they were learned one by one.
+    random_state
+        Seed of the bases and of the order of bits.
+
+    Attributes
+    ----------
+    mean_, bases_, bandwidth_, bias_, weights_
+        The model: (d,) and (m, d) float32, (1,), (m,) and (m, n_bits) float64. ``bandwidth_`` is the mean squared
+        distance of training rows to bases, ``bias_`` the mean of each kernel.
+    n_iter_, loss_curve_, eigenvalue_curve_, notes_
+        Eigenproblems solved, share of the graph (squared, as the features see it) that is left after each, their
+        largest eigenvalues, what was reduced and why.
+    """
+
+    method: ClassVar[str] = "sgh"
+    arrays: ClassVar[dict[str, ArraySpec]] = {
+        "mean": ArraySpec(("d",)),
+        "bases": ArraySpec(("m", "d")),
+        "bandwidth": ArraySpec(("one",), "float64"),
+        "bias": ArraySpec(("m",), "float64"),
+        "weights": ArraySpec(("m", "r"), "float64"),
+    }
+
+    mean_: np.ndarray
+    bases_: np.ndarray
+    bandwidth_: np.ndarray
+    bias_: np.ndarray
+    weights_: np.ndarray
+
+    def __init__(self, n_bits: int = 64, *, n_bases: int = 300, n_sweeps: int = 1, random_state: Any = 0) -> None:
+        self.n_bits = n_bits
+        self.n_bases = n_bases
+        self.n_sweeps = n_sweeps
+        self.random_state = random_state
+
+    def check_parameters(self) -> None:
+        super().check_parameters()
+        for name, least in (("n_bases", 1), ("n_sweeps", 0)):
+            value = getattr(self, name)
+            if not (is_integer(value) and value >= least):
+                raise BadInputError(f"{name}={value!r}; use an integer of at least {least}")
+        if self.n_bits > self.n_bases:
+            raise BadInputError(f"n_bits={self.n_bits} with n_bases={self.n_bases}; use at least one base for each bit")
+
+    def encode_block(self, block: np.ndarray, *, first_row: int = 0) -> np.ndarray:
+        """Codes of one block (rows, d); ``first_row`` is its global row number, for error messages."""
+        # Imported here so that a method can be inspected without compiling the encoder.
+        from och_dist.kernels.gaussian import encode_gaussian
+
+        model = self.mean_, self.bases_, float(self.bandwidth_[0]), self.bias_, self.weights_
+        return encode_gaussian(block, *model, first_row=first_row)
+
+    def query_scores(self, vectors: np.ndarray) -> np.ndarray:
+        """(q, n_bits) float64: the weighted sums of kernel features whose signs are the bits."""
+        from och_dist.kernels.gaussian import gaussian_scores
+
+        model = self.mean_, self.bases_, float(self.bandwidth_[0]), self.bias_, self.weights_
+        return gaussian_scores(vectors, *model)
+
+    def _learn(self, data: TrainingData, progress: Progress | None) -> None:
+        if len(data.rows) == 0:
+            raise BadInputError("the training pool holds no rows; pass at least one")
+        rng = np.random.default_rng(self.seed_)
+        self.mean_ = data.mean.astype(np.float32)
+        unit = _unit_rows(data.rows, self.mean_)
+        self._draw_bases(unit, rng)
+        features, graph = self._features(data.rows, unit)
+        whitening = self._whitening(features, data)
+        bits = _Bits(features, graph, whitening, int(self.n_bits), progress)
+        for bit in range(int(self.n_bits)):
+            bits.learn(bit)
+        for _ in range(int(self.n_sweeps)):
+            for bit in rng.permutation(int(self.n_bits)):
+                bits.learn(int(bit))
+        self.weights_ = np.ascontiguousarray(bits.weights)
+        self.loss_curve_, self.eigenvalue_curve_ = bits.losses, bits.eigenvalues
+        self.n_iter_ = len(self.loss_curve_)
+
+    def _draw_bases(self, unit: np.ndarray, rng: np.random.Generator) -> None:
+        n = len(unit)
+        n_bases = min(int(self.n_bases), n)
+        if n_bases < self.n_bases:
+            self.notes_.append(f"n_bases reduced from {self.n_bases} to {n_bases}: no more rows")
+        self.bases_ = unit[rng.choice(n, n_bases, replace=False)]
+        # The mean of |x - b|^2 over all rows x and bases b, without forming them.
+        centre, base_centre = unit.mean(axis=0, dtype=np.float64), self.bases_.mean(axis=0, dtype=np.float64)
+        squares = np.einsum("ij,ij->", unit, unit, dtype=np.float64) / n
+        squares += np.einsum("ij,ij->", self.bases_, self.bases_, dtype=np.float64) / n_bases
+        self.bandwidth_ = np.array([squares - 2 * float(centre @ base_centre)])
+
+    def _features(self, rows: np.ndarray, unit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Kernel features (n, m) float64 without their means (``bias_``), and their products with the graph (m, d + 1).
+
+        The features sum to zero over the rows, so that the constant columns of P and Q cannot add to the graph.
+        """
+        from och_dist.kernels.gaussian import GaussianFeatures
+
+        n_bases = len(self.bases_)
+        if not self.bandwidth_[0] > 1e-12:
+            self._refuse_rank(0, rows)
+        kernels = GaussianFeatures(self.mean_, self.bases_, float(self.bandwidth_[0]), np.zeros(n_bases))
+        features = np.empty((len(rows), n_bases))
+        for step in _steps(len(rows)):
+            centred, squared = kernels.centred(rows[step])
+            if not np.isfinite(squared).all():
+                raise BadInputError("rows lie beyond the range of float32 from their mean; rescale the vectors")
+            features[step] = kernels.of_centred(centred, squared)
+        self.bias_ = features.mean(axis=0)
+        features -= self.bias_
+        graph = np.zeros((n_bases, unit.shape[1] + 1))
+        for step in _steps(len(rows)):
+            graph += features[step].T @ graph_factor(unit[step])
+        return features, graph
+
+    def _whitening(self, features: np.ndarray, data: TrainingData) -> np.ndarray:
+        """Upper triangular R with R^T R = K^T K + ridge for the features K: w = R^-1 u has w^T (R^T R) w = |u|^2."""
+        gram = features.T @ features
+        values = eigvalsh(gram)
+        noise = _EPSILON * max(features.shape) * float(values[-1])
+        rank = int((values > max(noise, _EPSILON)).sum())
+        if rank < self.n_bits:
+            self._refuse_rank(rank, data.rows)
+        # Duplicate bases make the matrix singular; beyond the rounding of its largest eigenvalue it is safe.
+        gram[np.diag_indices_from(gram)] += max(_RIDGE, 100 * noise)
+        return cholesky(gram)
+
+    def _refuse_rank(self, rank: int, rows: np.ndarray) -> NoReturn:
+        n, d = rows.shape
+        raise BadInputError(
+            f"n_bits={self.n_bits} but the kernel features of the rows (n_samples={n}, n_features={d}) "
+            f"have rank {rank}; use no more bits than that, or rows that differ more"
+        )
+
+    def info(self) -> dict[str, Any]:
+        """Notes, and for a model trained here the rest of the graph and the largest eigenvalue of each step."""
+        report = super().info()
+        if hasattr(self, "loss_curve_"):
+            report.update(
+                n_iter=self.n_iter_,
+                loss_curve=self.loss_curve_,
+                eigenvalue_curve=self.eigenvalue_curve_,
+                bandwidth=float(self.bandwidth_[0]),
+            )
+        return report
+
+    @classmethod
+    def from_state(cls, params: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+        """The fitted hasher of :meth:`to_state`; anything unexpected is an IntegrityError."""
+        model = super().from_state(params, arrays)
+        if model.bandwidth_.shape != (1,) or not model.bandwidth_[0] > 0:
+            raise IntegrityError(f"bandwidth of the sgh model is {model.bandwidth_}; expected one positive number")
+        return model
+
+
+class _Bits:
+    """Learns bits from the part of the graph that the others leave, in coordinates where K^T K is the identity."""
+
+    def __init__(
+        self, features: np.ndarray, graph: np.ndarray, whitening: np.ndarray, n_bits: int, progress: Progress | None
+    ) -> None:
+        self.features, self.whitening, self.progress = features, whitening, progress
+        factor = self._whitened(graph)
+        self.rest = n_bits * (factor @ factor.T)
+        self.whole = float(np.square(self.rest).sum())
+        self.weights = np.zeros((features.shape[1], n_bits))
+        self.images = np.zeros((features.shape[1], n_bits))
+        self.losses: list[float] = []
+        self.eigenvalues: list[float] = []
+
+    def learn(self, bit: int) -> None:
+        """Learn ``bit``, again if it was learned before."""
+        self._add(self.images[:, bit], 1.0)
+        last = len(self.rest) - 1
+        (value,), vectors = eigh(self.rest, subset_by_index=(last, last))
+        weights = solve_triangular(self.whitening, vectors[:, 0])
+        # The sign of an eigenvector is arbitrary: its largest entry is made positive.
+        weights *= np.sign(weights[np.abs(weights).argmax()])
+        self.weights[:, bit] = weights
+        self.images[:, bit] = self._whitened(_signed_sum(self.features, weights))
+        self._add(self.images[:, bit], -1.0)
+        left = float(np.square(self.rest).sum())
+        self.losses.append(left / self.whole if self.whole > 0 else 0.0)
+        self.eigenvalues.append(float(value))
+        if self.progress is not None:
+            self.progress(len(self.losses) - 1, self.losses[-1])
+
+    def _add(self, image: np.ndarray, weight: float) -> None:
+        self.rest += weight * np.outer(image, image)
+
+    def _whitened(self, columns: np.ndarray) -> np.ndarray:
+        return solve_triangular(self.whitening, columns, trans="T")
+
+
+def graph_factor(unit: np.ndarray) -> np.ndarray:
+    """The columns (n, d + 1) float64 that P and Q share for rows ``unit`` (n, d) of length 1 or 0.
+
+    With one more column, of ones in P and of -1 in Q, P Q^T is 2 exp(-|x - y|^2 / 2) - 1, where exp(x.y) is replaced
+    by the line through its values at -1 and 1.
+    """
+    slope, level = math.sinh(1.0), math.cosh(1.0)
+    damping = np.exp(-np.einsum("ij,ij->i", unit, unit, dtype=np.float64) / 2)[:, None]
+    return np.concatenate([math.sqrt(2 * slope) * damping * unit, math.sqrt(2 * level) * damping], axis=1)
+
+
+def _unit_rows(rows: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """(n, d) float32: ``rows`` (n, d) minus ``mean`` (d,) at length 1; rows at the mean stay zero."""
+    unit = np.empty(rows.shape, dtype=np.float32)
+    for step in _steps(len(rows)):
+        centred = rows[step].astype(np.float64) - mean
+        norms = np.sqrt(np.einsum("ij,ij->i", centred, centred))[:, None]
+        unit[step] = centred / np.where(norms > 0, norms, 1.0)
+    return unit
+
+
+def _signed_sum(features: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """(m,): K^T sign(K w) for the features K (n, m), where the sign of 0 is -1 as in a code."""
+    total = np.zeros(features.shape[1])
+    for step in _steps(len(features)):
+        block = features[step]
+        total += np.where(block @ weights > 0, 1.0, -1.0) @ block
+    return total
+
+
+def _steps(n: int) -> list[slice]:
+    return [slice(start, start + _BLOCK_ROWS) for start in range(0, n, _BLOCK_ROWS)]

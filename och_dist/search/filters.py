@@ -1,0 +1,192 @@
+"""Which rows a search may return: sets of row numbers, and what of them concerns one partition."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from och_dist.errors import BadInputError, UsageError
+from och_dist.sources import npy_header
+
+RANGE = re.compile(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", re.ASCII)
+
+
+@dataclass(frozen=True, eq=False)
+class RowSet:
+    """Row numbers as ranges: ``starts`` and ``stops`` (m,) int64, ascending, disjoint and not touching.
+
+    A mask of n rows needs at most 16 bytes for every second row, a list of rows 16 bytes each; what travels to a
+    worker is only the part that concerns it.
+    """
+
+    starts: np.ndarray
+    stops: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """Number of rows in the set."""
+        return int((self.stops - self.starts).sum())
+
+    @property
+    def stop(self) -> int:
+        """One more than the largest row, 0 for the empty set."""
+        return int(self.stops[-1]) if len(self.stops) else 0
+
+    def within(self, start: int, stop: int) -> RowSet:
+        """The rows of the set in [start, stop)."""
+        low = int(np.searchsorted(self.stops, start, side="right"))
+        high = int(np.searchsorted(self.starts, stop, side="left"))
+        return RowSet(np.maximum(self.starts[low:high], start), np.minimum(self.stops[low:high], stop))
+
+    def mask(self, start: int, stop: int) -> np.ndarray:
+        """(stop - start,) bool: which of the rows [start, stop) are in the set."""
+        part = self.within(start, stop)
+        steps = np.zeros(stop - start + 1, np.int8)
+        steps[part.starts - start] += 1
+        steps[part.stops - start] -= 1
+        return np.cumsum(steps[:-1], dtype=np.int8).astype(bool)
+
+    def contains(self, rows: np.ndarray) -> np.ndarray:
+        """(m,) bool: which of ``rows`` (m,) are in the set."""
+        place = np.searchsorted(self.starts, rows, side="right") - 1
+        return (place >= 0) & (rows < self.stops[place]) if len(self.starts) else np.zeros(len(rows), bool)
+
+
+def row_set(rows: Any) -> RowSet:
+    """A set of rows from numbers (any order), a ``range`` or ``slice``, a bool mask (n,), or a text like '5,10-20'."""
+    if isinstance(rows, RowSet):
+        return rows
+    if isinstance(rows, str):
+        return _of_text(rows)
+    if isinstance(rows, slice):
+        if rows.stop is None or (rows.start or 0) < 0 or rows.stop < 0:
+            raise UsageError(f"{rows} has no end that is a row number; give a start and a stop of at least 0")
+        rows = range(rows.start or 0, rows.stop, rows.step or 1)
+    if isinstance(rows, range) and rows.step == 1:
+        return _of_ranges(np.array([rows.start]), np.array([rows.stop]))
+    array = np.asarray(rows)
+    if array.dtype == bool and array.ndim == 1:
+        edges = np.flatnonzero(np.diff(np.concatenate(([0], array.view(np.int8), [0]))))
+        return RowSet(edges[0::2].astype(np.int64), edges[1::2].astype(np.int64))
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise BadInputError(
+            f"rows are {array.dtype} of shape {array.shape}; give whole numbers, a range, or one True or False per row"
+        )
+    numbers = array.astype(np.int64)
+    return _of_ranges(numbers, numbers + 1)
+
+
+def _of_text(text: str) -> RowSet:
+    pairs = []
+    for word in text.split(","):
+        if (match := RANGE.fullmatch(word)) is None:
+            raise UsageError(f"{word!r} is not a row or a range of rows; write them like 5,10-20 (20 included)")
+        first = int(match[1])
+        last = first if match[2] is None else int(match[2])
+        if last < first:
+            raise UsageError(f"the range {word.strip()} ends before it starts; write the smaller row first")
+        pairs.append((first, last + 1))
+    starts, stops = np.array(pairs, np.int64).T
+    return _of_ranges(starts, stops)
+
+
+def _of_ranges(starts: np.ndarray, stops: np.ndarray) -> RowSet:
+    """The union of ranges in any order."""
+    keep = stops > starts
+    starts, stops = starts[keep].astype(np.int64), stops[keep].astype(np.int64)
+    if len(starts) and starts.min() < 0:
+        raise UsageError(f"row {starts.min()} does not exist; rows count from 0")
+    order = np.argsort(starts, kind="stable")
+    starts, reach = starts[order], np.maximum.accumulate(stops[order])
+    first = np.concatenate(([True], starts[1:] > reach[:-1])) if len(starts) else np.empty(0, bool)
+    last = np.concatenate((first[1:], [True])) if len(starts) else first
+    return RowSet(starts[first], reach[last])
+
+
+def read_row_set(text: str) -> RowSet:
+    """Rows as given on a command line: numbers and ranges, or '@FILE' (.npy of numbers or a mask, or a text file)."""
+    if not text.startswith("@"):
+        return row_set(text)
+    path = Path(text[1:])
+    try:
+        if path.suffix == ".npy":
+            _require_whole(path)
+            return row_set(np.load(path, allow_pickle=False))
+        rows = path.read_text().split()
+    except BadInputError:
+        raise
+    except (OSError, ValueError, EOFError) as error:
+        raise BadInputError(
+            f"{path} cannot be read ({error}); give an .npy of rows or a mask, or a text file"
+        ) from None
+    return row_set(",".join(rows) if rows else rows)
+
+
+def _require_whole(path: Path) -> None:
+    """An .npy file is as large as its header promises, so that no more than that is allocated."""
+    shape, _, dtype, offset = npy_header(str(path))
+    size, expected = path.stat().st_size, offset + math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or size != expected:
+        raise BadInputError(
+            f"{path} states {dtype} {shape} in {size} bytes; expected {expected} bytes of whole numbers, or of "
+            "one True or False per row: write it again"
+        )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows that a search may return: those in ``only`` (None: all) that are not in ``without``."""
+
+    only: RowSet | None = None
+    without: RowSet | None = None
+
+    def __bool__(self) -> bool:
+        return self.only is not None or self.without is not None
+
+    def check(self, rows: int) -> None:
+        """Refuse rows that an index of ``rows`` rows does not have."""
+        for part in (self.only, self.without):
+            if part is not None and part.stop > rows:
+                raise UsageError(f"row {part.stop - 1} does not exist; the index has rows 0 to {rows - 1}")
+
+    def within(self, start: int, stop: int) -> Selection:
+        """What concerns the rows [start, stop)."""
+        return Selection(*(None if part is None else part.within(start, stop) for part in (self.only, self.without)))
+
+    def live(self, start: int, stop: int, row_numbers: np.ndarray | None = None) -> np.ndarray:
+        """(n,) bool: which of the rows [start, stop), or of ``row_numbers`` (n,), may be returned."""
+
+        def held(part: RowSet) -> np.ndarray:
+            return part.mask(start, stop) if row_numbers is None else part.contains(row_numbers)
+
+        live = np.ones(stop - start if row_numbers is None else len(row_numbers), bool)
+        if self.only is not None:
+            live &= held(self.only)
+        if self.without is not None:
+            live &= ~held(self.without)
+        return live
+
+    @property
+    def fingerprint(self) -> str:
+        """Stands for its content: results are told apart by it."""
+        total = hashlib.sha256()
+        for part in (self.only, self.without):
+            total.update(b"all" if part is None else np.stack([part.starts, part.stops]).astype("<i8").tobytes())
+            total.update(b";")
+        return total.hexdigest()
+
+
+EVERYTHING = Selection()
+
+
+def selection(only: Any = None, without: Any = None) -> Selection:
+    """A selection from anything that :func:`row_set` takes."""
+    return Selection(*(None if rows is None else row_set(rows) for rows in (only, without)))

@@ -1,0 +1,29 @@
+"""Foreign data as blocks of rows: file formats, ids, several files as one range of rows, queries, downloads."""
+
+from __future__ import annotations
+
+from och_dist.sources.download import extract, fetch
+from och_dist.sources.flat import npy_header
+from och_dist.sources.id_files import IdSource, open_ids, read_ids
+from och_dist.sources.joined import Files, Generated, IdFiles, Origin
+from och_dist.sources.queries import Queries, open_queries
+from och_dist.sources.readers import EXTENSIONS, Source, expand, open_sources
+
+__all__ = [
+    "EXTENSIONS",
+    "Files",
+    "Generated",
+    "IdFiles",
+    "IdSource",
+    "Origin",
+    "Queries",
+    "Source",
+    "expand",
+    "extract",
+    "fetch",
+    "npy_header",
+    "open_ids",
+    "open_queries",
+    "open_sources",
+    "read_ids",
+]

@@ -1,0 +1,96 @@
+"""Query vectors, from a file, a corpus or an array, read in batches."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from och_dist.errors import BadInputError, NonFiniteError
+from och_dist.kernels.moments import nonfinite_rows
+from och_dist.sources.readers import open_sources, read_rows
+from och_dist.store import open_corpus
+
+DTYPES = ("f2", "f4", "f8", "u1", "i1")
+LISTED_ROWS = 20
+HASHED_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Queries:
+    """``rows`` query vectors of dimension ``dim``; ``fingerprint`` stands for their content."""
+
+    rows: int
+    dim: int
+    fingerprint: str
+    source: str
+    _read: Callable[[int, int], np.ndarray]
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Queries [start, stop) as (stop - start, dim), refused when a value is not finite."""
+        block = self._read(start, stop)
+        bad = nonfinite_rows(block)
+        if len(bad):
+            rows = tuple(int(row) + start for row in bad[:LISTED_ROWS])
+            raise NonFiniteError(
+                f"{len(bad)} queries of {self.source} hold NaN or infinity: {', '.join(map(str, rows))}; "
+                "mend or remove them",
+                rows,
+                len(bad),
+            )
+        return block
+
+    def require_dim(self, dim: int, what: str) -> None:
+        if self.dim != dim:
+            raise BadInputError(
+                f"the queries of {self.source} are {self.dim}-d, {what} is {dim}-d; use queries of its own dimension"
+            )
+
+
+def open_queries(queries: Any, *, dataset: str | None = None) -> Queries:
+    """Queries from an array (n, d), a file, a glob, or a corpus."""
+    if not isinstance(queries, str | Path):
+        return _array_queries(queries)
+    text = str(queries)
+    if Path(text, "versions").is_dir() or "://" in text:
+        corpus = open_corpus(text)
+        return Queries(corpus.rows, corpus.dim, corpus.fingerprint, text, corpus.read)
+    sources = open_sources([text], dataset=dataset, allow_empty=True)
+    starts = np.cumsum([0, *(source.rows for source in sources)])
+
+    def read(start: int, stop: int) -> np.ndarray:
+        parts = [
+            read_rows(source, max(start, low) - low, min(stop, low + source.rows) - low)
+            for source, low in zip(sources, starts[:-1].tolist(), strict=True)
+            if max(start, low) < min(stop, low + source.rows)
+        ]
+        return np.concatenate(parts) if parts else np.empty((0, sources[0].dim), sources[0].dtype)
+
+    rows, dim = int(starts[-1]), sources[0].dim
+    step = max(1, HASHED_BYTES // (dim * np.dtype(sources[0].dtype).itemsize))
+    blocks = (read(start, min(start + step, rows)) for start in range(0, rows, step))
+    return Queries(rows, dim, _fingerprint(blocks, np.dtype(sources[0].dtype), (rows, dim)), text, read)
+
+
+def _fingerprint(blocks: Iterable[np.ndarray], dtype: np.dtype, shape: tuple[int, ...]) -> str:
+    """sha256 of every byte: results are looked up by it, so a changed query must change it, wherever it lies."""
+    total = hashlib.sha256(f"{dtype.newbyteorder('<').str} {shape}".encode())
+    for block in blocks:
+        total.update(np.ascontiguousarray(block, dtype.newbyteorder("<")).data)
+    return total.hexdigest()
+
+
+def _array_queries(queries: Any) -> Queries:
+    array = np.asarray(queries)
+    if array.ndim != 2 or array.dtype.str[1:] not in DTYPES:
+        raise BadInputError(
+            f"queries are {array.dtype} of shape {array.shape}; give a 2-D array of float16, float32, float64, "
+            "uint8 or int8, one query per row"
+        )
+    native = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
+    fingerprint = _fingerprint([native], native.dtype, native.shape)
+    return Queries(len(native), native.shape[1], fingerprint, "the array", lambda start, stop: native[start:stop])

@@ -1,0 +1,276 @@
+"""Merge the segments of an index into one with full chunks, without the codes of deleted rows. Row numbers stay.
+
+The work has a place of its own, named by what it merges and what it drops, so it goes on after a kill; it is published
+as the next version after the same checks as an encoding, and older versions stay as they are until 'och gc'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from och_dist.cluster import check_memory, map_tasks
+from och_dist.encode import (
+    CHUNKS_PER_CHECK,
+    CLAIMS,
+    RACES,
+    check_unmarked,
+    checked_segment,
+    chunk_and_remedy,
+    claimed,
+    read_record,
+    too_many_races,
+)
+from och_dist.errors import ConflictError, IncompleteError, IntegrityError, UsageError
+from och_dist.kernels.packing import count_ones
+from och_dist.stage import WORKING_BYTES, Context, Report, Stopwatch
+from och_dist.store import (
+    CHUNK_ROWS,
+    RANGE_ROWS,
+    Index,
+    IndexRef,
+    IndexSegment,
+    Job,
+    Objects,
+    begin_job,
+    canonical,
+    chunk_key,
+    commit_version,
+    done_chunks,
+    next_version,
+    open_objects,
+    open_version,
+    pack_digests,
+    sha256,
+    trailing_crc,
+    write_codes,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be made of an index version. ``starts`` (chunks,) int64: the first global row that each new chunk
+    stands for; it ends where the next begins."""
+
+    index: Index
+    job: Job
+    starts: np.ndarray
+
+    def bounds(self, chunk: int) -> tuple[int, int]:
+        last = chunk + 1 == len(self.starts)
+        return int(self.starts[chunk]), self.job.stop if last else int(self.starts[chunk + 1])
+
+
+@dataclass(frozen=True)
+class CompactChunk:
+    """One output chunk: the codes of the rows in [start, stop) that are not deleted."""
+
+    index: IndexRef
+    job: Job
+    chunk: int
+    start: int
+    stop: int
+
+
+def compact_chunk(task: CompactChunk) -> int:
+    """Gather the codes of one chunk and store them, with their row numbers where some are missing; returns how many."""
+    codes, rows = live_codes(task.index.open(), task.start, task.stop)
+    low, high = task.job.spec.bounds(task.chunk)
+    if len(rows) != high - low:
+        raise IntegrityError(
+            f"rows {task.start}..{task.stop} of {task.index.url} have {len(rows)} codes, expected {high - low}; "
+            f"run 'och verify {task.index.url}'"
+        )
+    ones, numbers = count_ones(codes, task.job.bits), None if task.job.whole else rows
+    write_codes(open_objects(task.index.url), task.job, task.chunk, codes, ones, task.job.input, rows=numbers)
+    return len(rows)
+
+
+def live_codes(index: Index, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Codes (m, bytes) and global rows (m,) int64 of what is not deleted among rows [start, stop)."""
+    codes = [np.empty((0, -(-index.bits // 8)), np.uint8)]
+    rows = [np.empty(0, np.int64)]
+    for chunk in index.chunks_between(start, stop):
+        numbers, deleted = index.row_numbers(chunk), index.deleted(chunk.start, chunk.stop)
+        numbers = np.arange(chunk.start, chunk.stop) if numbers is None else numbers
+        wanted = (numbers >= start) & (numbers < stop)
+        if deleted is not None:
+            wanted &= ~deleted[numbers - chunk.start]
+        codes.append(index.read(chunk)[wanted])
+        rows.append(numbers[wanted])
+    return np.concatenate(codes), np.concatenate(rows)
+
+
+def compact(index: str, *, chunk_rows: int | None = None, context: Context | None = None) -> Report:
+    """Merge all segments of ``index`` into one, chunk by chunk on the workers, and publish it as the next version."""
+    watch, context = Stopwatch("compact"), context or Context()
+    if chunk_rows is not None and chunk_rows < 1:
+        raise UsageError(f"chunk_rows={chunk_rows}; use at least 1")
+    before = open_version(index)
+    rows = min(chunk_rows or CHUNK_ROWS, max(1, before.live_rows))
+    if _is_compact(before, rows):
+        return watch.report("nothing to do", **_facts(before, before))
+    objects, plan = open_objects(index), _plan(before, rows)
+    objects.require_put_if_absent()
+    begin_job(objects, plan.job)
+    _run(plan, context)
+    with claimed(objects, [plan.job]):
+        after = _publish(objects, plan, context)
+    for leftover in ("done", CLAIMS):
+        objects.delete_below(f"{plan.job.folder}/{leftover}")
+    return watch.report(**_facts(before, after), job=plan.job.id)
+
+
+def _facts(before: Index, after: Index) -> dict[str, Any]:
+    return {
+        "index": after.url,
+        "version": after.version,
+        "rows": after.rows,
+        "live_rows": after.live_rows,
+        "segments_before": len(before.segments),
+        "segments": len(after.segments),
+        "dropped": before.stored_rows - sum(s.job.stored_rows for s in after.segments if s.start < before.rows),
+        "bytes_before": before.nbytes,
+        "bytes": after.nbytes,
+    }
+
+
+def _is_compact(index: Index, chunk_rows: int) -> bool:
+    one = len(index.segments) == 1 and index.segments[0].job.chunk_rows == chunk_rows
+    return one and index.stored_rows == index.live_rows
+
+
+def _plan(index: Index, chunk_rows: int) -> Plan:
+    """The job of merging an index version, known by every code that goes into it and every row that does not."""
+    work, kept = compaction_input(index), index.live_rows
+    job = Job(index.model, index.bits, 0, index.rows, chunk_rows, work, kept=kept)
+    return Plan(index, job, chunk_starts(index, chunk_rows))
+
+
+def compaction_input(index: Index) -> str:
+    """What a compaction of this version would be made from: a job with another input does not belong to it."""
+    merged = [[s.job.id, s.job.generation, pack_digests(s.digests)] for s in index.segments]
+    gone = [entry.to_json() for entry in index.tombstones]
+    return sha256(canonical({"compaction": merged, "tombstones": gone}))
+
+
+def chunk_starts(index: Index, chunk_rows: int) -> np.ndarray:
+    """(chunks,) int64: 0, and the global row of every ``chunk_rows``-th row that is not deleted."""
+    starts = np.zeros(-(-index.live_rows // chunk_rows), np.int64)
+    seen, chunk = 0, 1
+    for low in range(0, index.rows, RANGE_ROWS):  # one bitmap at a time
+        high = min(low + RANGE_ROWS, index.rows)
+        live = high - low - index.deleted_in(low // RANGE_ROWS)
+        last = min(-(-(seen + live) // chunk_rows), len(starts))  # chunks that begin before the end of this range
+        if chunk < last:
+            places = np.arange(chunk, last) * chunk_rows - seen
+            deleted = index.deleted(low, high)
+            starts[chunk:last] = low + (places if deleted is None else np.flatnonzero(~deleted)[places])
+            chunk = last
+        seen += live
+    return starts
+
+
+def _run(plan: Plan, context: Context) -> None:
+    """Store the chunks that have no record yet."""
+    job = plan.job
+    largest = max((segment.job.chunk_rows for segment in plan.index.segments), default=0)
+    room = 4 * (job.chunk_rows + largest) * (job.spec.width + 8) + WORKING_BYTES
+    check_memory(context.client, room, f"merging a chunk of {job.chunk_rows} codes")
+    done = done_chunks(open_objects(plan.index.url), job)
+    tasks = [
+        CompactChunk(plan.index.ref, job, chunk, *plan.bounds(chunk))
+        for chunk in range(job.spec.n_chunks)
+        if chunk not in done
+    ]
+    advance = context.progress("compact", job.stop - job.start)
+    advance(sum(high - low for low, high in map(plan.bounds, done)))
+    map_tasks(
+        compact_chunk,
+        tasks,
+        client=context.client,
+        name="compact_chunk",
+        advance=advance,
+        weight=lambda task: task.stop - task.start,
+    )
+
+
+def _publish(objects: Objects, plan: Plan, context: Context) -> Index:
+    try:
+        return _commit(objects, plan, _checked(objects, plan, context))
+    except (IncompleteError, IntegrityError):
+        # The records may be gone because another compaction of the same version was faster.
+        current = open_version(objects.url)
+        if all(part.job != plan.job for part in current.segments):
+            raise
+        return current
+
+
+def _checked(objects: Objects, plan: Plan, context: Context) -> IndexSegment:
+    """The finished segment, after its chunks were read again and compared with their records."""
+    sources = tuple(source for segment in plan.index.segments for source in segment.inputs)
+    job = plan.job
+    if not job.stored_rows:
+        nothing = np.empty(0, "<u4")
+        return IndexSegment(job, nothing, sources, plan.starts, nothing)
+    segment = replace(checked_segment(objects, job, context), sources=sources)
+    if job.whole:
+        return segment
+    chunks = range(job.spec.n_chunks)
+    tasks = [
+        CheckRows(objects.url, job, tuple((chunk, *plan.bounds(chunk)) for chunk in chunks[i : i + CHUNKS_PER_CHECK]))
+        for i in range(0, len(chunks), CHUNKS_PER_CHECK)
+    ]
+    crcs = np.concatenate(map_tasks(check_rows, tasks, client=context.client, name="check_rows"))
+    return replace(segment, starts=plan.starts, row_digests=crcs)
+
+
+@dataclass(frozen=True)
+class CheckRows:
+    """(chunk, start, stop): chunks of row numbers, and the global rows that they stand for."""
+
+    index: str
+    job: Job
+    chunks: tuple[tuple[int, int, int], ...]
+
+
+def check_rows(task: CheckRows) -> np.ndarray:
+    """crcs (c,) of chunks of row numbers that equal their records and ascend within their bounds."""
+    objects, crcs = open_objects(task.index), []
+    for chunk, start, stop in task.chunks:
+        where, remedy = chunk_and_remedy(objects, task.job, chunk)
+        stated = int(read_record(objects, task.job, chunk).get("rows_crc", -1))
+        data = objects.read(chunk_key(f"{task.job.folder}/rows", chunk)) or b""
+        whole = len(data) == 8 * task.job.chunk_rows + 4
+        if not whole or not trailing_crc(data) == stated == google_crc32c.value(data[:-4]):
+            raise IntegrityError(f"the row numbers of {where} do not match their record; {remedy}")
+        low, high = task.job.rows_spec.bounds(chunk)
+        rows = np.frombuffer(data, "<i8", high - low)
+        if rows[0] < start or rows[-1] >= stop or np.any(rows[1:] <= rows[:-1]):
+            raise IntegrityError(f"the row numbers of {where} do not ascend from {start} to {stop}; {remedy}")
+        crcs.append(stated)
+    return np.array(crcs, "<u4")
+
+
+def _commit(objects: Objects, plan: Plan, segment: IndexSegment) -> Index:
+    """Publish the next version; what was appended or deleted meanwhile is kept."""
+    merged: Sequence[str] = [part.job.id for part in plan.index.segments]  # a repair changes the generation alone
+    for _ in range(RACES):
+        current = open_version(objects.url)
+        jobs = [part.job.id for part in current.segments]
+        if plan.job.id in jobs:
+            return current
+        if jobs[: len(merged)] != merged:
+            raise ConflictError(
+                f"{objects.url} was encoded anew or compacted otherwise meanwhile, and nothing was published; "
+                "run 'och compact' again"
+            )
+        check_unmarked(objects, [plan.job])
+        index = next_version(current, (segment, *current.segments[len(merged) :]), current.corpus, objects.url)
+        if commit_version(objects, index.to_json()):
+            return index
+    raise too_many_races(objects.url)

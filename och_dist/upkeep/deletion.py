@@ -1,0 +1,106 @@
+"""Delete rows of an index for good: the next version lists bitmaps that hold them too, and later ones keep these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from och_dist.errors import ConflictError, UsageError
+from och_dist.search import RowSet, corpus_of_index, find_rows, row_set
+from och_dist.stage import Context, Report, Stopwatch
+from och_dist.store import (
+    RANGE_ROWS,
+    Index,
+    Objects,
+    Tombstones,
+    commit_version,
+    open_objects,
+    open_version,
+    put_bitmap,
+)
+
+RACES = 50
+
+
+def delete(
+    index: str,
+    *,
+    rows: Any = None,
+    ids: Sequence[int] | Sequence[str] | np.ndarray | None = None,
+    context: Context | None = None,
+) -> Report:
+    """Delete rows by number (anything that :func:`row_set` takes, such as ``'5,10-20'``) or by their ids in the corpus.
+
+    Either all of them are deleted, in one new version, or none. Deleting what is deleted changes nothing.
+    """
+    watch, context = Stopwatch("delete"), context or Context()
+    if (rows is None) == (ids is None):
+        raise UsageError("a delete takes row numbers or ids, one of the two; give --rows or --ids")
+    opened = open_version(index)
+    wanted = row_set(rows if ids is None else find_rows(corpus_of_index(opened), ids, context))
+    _check_inside(wanted, opened)
+    before, after = _delete(open_objects(index), wanted)
+    return watch.report(
+        "nothing to do" if before.version == after.version else "done",
+        index=after.url,
+        version=after.version,
+        rows=after.rows,
+        deleted=before.live_rows - after.live_rows,
+        deleted_in_all=after.rows - after.live_rows,
+        live_rows=after.live_rows,
+    )
+
+
+def _check_inside(wanted: RowSet, index: Index) -> None:
+    if wanted.stop > index.rows:
+        raise UsageError(
+            f"row {wanted.stop - 1} does not exist: {index.url} has rows 0 to {index.rows - 1}; nothing was deleted, "
+            "leave out what lies outside"
+        )
+
+
+def _delete(objects: Objects, wanted: RowSet) -> tuple[Index, Index]:
+    """(version before, version after); a lost race is begun again on what won, which keeps the rows of both."""
+    for _ in range(RACES):
+        current = open_version(objects.url)
+        changed = _union(objects, current, wanted)
+        if not changed:
+            return current, current
+        kept = [entry for entry in current.tombstones if entry.number not in changed]
+        listed = tuple(sorted((*kept, *changed.values()), key=lambda entry: entry.number))
+        following = replace(current, version=current.version + 1, tombstones=listed)
+        if commit_version(objects, following.to_json()):
+            return current, following
+    raise ConflictError(
+        f"{objects.url} was published {RACES} times while rows were being deleted, and nothing was deleted; "
+        "run the command again"
+    )
+
+
+def _union(objects: Objects, current: Index, wanted: RowSet) -> dict[int, Tombstones]:
+    """Store the bitmaps of the ranges in which a row is deleted that was not; these ranges by number."""
+    changed = {}
+    for number in _touched(wanted):
+        after = _after(current, wanted, number)
+        if np.count_nonzero(after) > current.deleted_in(number):
+            changed[number] = put_bitmap(objects, number, after, since=current.version + 1)
+    return changed
+
+
+def _after(current: Index, wanted: RowSet, number: int) -> np.ndarray:
+    """bool (2^20,): which rows of a range are deleted when the wanted ones are."""
+    start, stop = number * RANGE_ROWS, (number + 1) * RANGE_ROWS
+    before = current.deleted(start, stop)
+    return wanted.mask(start, stop) if before is None else wanted.mask(start, stop) | before
+
+
+def _touched(wanted: RowSet) -> list[int]:
+    """Numbers of the ranges that hold any of the rows."""
+    first, last = wanted.starts // RANGE_ROWS, (wanted.stops - 1) // RANGE_ROWS
+    long = last - first > 1  # at most as many as there are ranges, for no row is in two of them
+    between = [np.arange(low, high) for low, high in zip(first[long], last[long], strict=True)]
+    numbers: list[int] = np.unique(np.concatenate([first, last, *between])).tolist()
+    return numbers

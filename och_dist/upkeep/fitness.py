@@ -1,0 +1,308 @@
+"""Is everything fit for a job? A store, a cluster and this machine, checked before anything depends on them.
+
+What is put into a store for a check is removed again, also when the check fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from och_dist.cluster import answer_seconds, check_memory, describe_machine
+from och_dist.errors import ClusterError, IncompleteError, OchError, UsageError
+from och_dist.stage import WORKING_BYTES, Context, Report, Stopwatch, require_room
+from och_dist.store import TEMPORARY, Corpus, LocalObjects, Objects, open_corpus, open_objects, storage_errors
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+Verdict = Literal["ok", "mind", "bad"]
+
+WRITERS = 8
+CHUNK_BYTES = 32 << 20
+CODE_BYTES = 8
+LEAST_FREE = 64 << 20
+LEAST_FILES = 10_000
+LEAST_MEMORY = 1 << 30
+SCHEDULER_PACKAGES = ("python", "dask", "distributed")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked at, what was found, whether that will do, and what to change if not."""
+
+    what: str
+    found: str
+    verdict: Verdict = "ok"
+    change: str = ""
+    exit_code: int = 0
+
+    def to_json(self) -> dict[str, str]:
+        return {"what": self.what, "found": self.found, "verdict": self.verdict, "change": self.change}
+
+
+Connect = Callable[[], AbstractContextManager[Context]]
+
+
+def doctor(*, store: str | None = None, corpus: str | None = None, connect: Connect | None = None) -> Report:
+    """Check this machine, the ``store``, and the cluster that ``connect`` leads to; a ``corpus`` says what is to fit.
+
+    The report holds ``checks`` (one per finding) and the ``exit_code`` of the first that is bad, 0 if none is.
+    """
+    watch = Stopwatch("doctor")
+    findings = check_machine(describe_machine())
+    opened = _attempt(findings, "corpus", lambda: None if corpus is None else open_corpus(corpus))
+    if opened is not None:
+        findings.append(
+            Finding("corpus", f"{opened.rows:,} rows of {opened.dim}, chunks of {_size(opened.chunk_bytes)}")
+        )
+    if store is not None:
+        _attempt(findings, "store", lambda: findings.extend(check_store(open_objects(store), opened)))
+    if connect is not None:
+        _attempt(findings, "cluster", lambda: _check_connected(findings, connect, store, opened))
+    bad = [finding for finding in findings if finding.verdict == "bad"]
+    return watch.report(
+        healthy=not bad,
+        exit_code=bad[0].exit_code if bad else 0,
+        checks=[finding.to_json() for finding in findings],
+    )
+
+
+def _attempt(findings: list[Finding], what: str, check: Callable[[], Any]) -> Any:
+    """What ``check`` returns; an error of ours becomes a finding."""
+    try:
+        return check()
+    except OchError as error:
+        findings.append(_failed(what, error))
+    except OSError as error:
+        findings.append(
+            Finding(what, str(error), "bad", "mend the storage, and run this again", IncompleteError.exit_code)
+        )
+    return None
+
+
+def _failed(what: str, error: OchError) -> Finding:
+    found, _, change = str(error).rpartition("; ")
+    return Finding(what, found or change, "bad", change if found else "", error.exit_code)
+
+
+def check_machine(facts: dict[str, Any]) -> list[Finding]:
+    """This process: what it is made of, and whether its libraries would take more than their share."""
+    versions, threads, cores = facts["versions"], facts["blas_threads"], facts["cores"]
+    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
+    findings = [Finding("software", shown), Finding("cores", f"{cores} usable")]
+    memory = Finding("memory", _size(facts["memory"]))
+    if facts["memory"] < LEAST_MEMORY:
+        memory = Finding("memory", _size(facts["memory"]), "mind", "use --workers 0 or smaller chunks (--chunk-rows)")
+    libraries = ", ".join(facts["blas"]) or "none"
+    blas = Finding("BLAS threads", f"{threads} ({libraries})")
+    if threads > cores:
+        change = f"set OPENBLAS_NUM_THREADS to at most {cores}"
+        blas = Finding("BLAS threads", f"{threads} on {cores} cores ({libraries})", "mind", change)
+    counts = "bits are counted by AVX-512" if facts["fast_counts"] else "no AVX-512 popcount: searching takes longer"
+    return [*findings, memory, blas, Finding("processor", f"{facts['processor']}; {counts}")]
+
+
+def check_store(objects: Objects, corpus: Corpus | None = None) -> list[Finding]:
+    """Put, put-if-absent by several writers at once, read, list and delete, and the room that is left."""
+    folder = f"doctor-{uuid.uuid4().hex}"
+    with _leaves_nothing(objects, folder):
+        objects.require_put_if_absent()
+        findings = [_race(objects, f"{folder}/race"), _round_trip(objects, f"{folder}/object")]
+    if isinstance(objects, LocalObjects):
+        findings += _free_space(objects, 0 if corpus is None else corpus.rows * CODE_BYTES)
+    return findings
+
+
+def _race(objects: Objects, key: str) -> Finding:
+    """Several writers of one key: exactly one may win, and it is its bytes that stay."""
+    values = [bytes([number]) * 4096 for number in range(WRITERS)]
+    with storage_errors(objects.url), ThreadPoolExecutor(WRITERS) as pool:
+        won = [
+            value
+            for value, stored in zip(values, pool.map(lambda v: objects._create(key, v), values), strict=True)
+            if stored
+        ]
+    if len(won) == 1 and objects.read(key) == won[0]:
+        return Finding("put-if-absent", f"exclusive: one of {WRITERS} writers at once won")
+    return Finding(
+        "put-if-absent",
+        f"{len(won)} of {WRITERS} writers at once won the same object",
+        "bad",
+        "use a local file system with hard links, or an S3 service with conditional writes",
+        UsageError.exit_code,
+    )
+
+
+def _round_trip(objects: Objects, key: str) -> Finding:
+    """What is put can be read, is listed, and goes when it is deleted."""
+    data = os.urandom(1 << 20)
+    objects.put(key, data)
+    faults = [] if objects.read(key) == data else ["it is read otherwise than it was put"]
+    if key not in {name for name, _, _ in objects.list(key.partition("/")[0])}:
+        faults.append("it is not listed")
+    objects.delete(key)
+    if objects.read(key) is not None:
+        faults.append("it is still there after it was deleted")
+    if not faults:
+        return Finding("store", f"{objects.url}: objects can be put, read, listed and deleted")
+    found = f"{objects.url}: an object was put, but {' and '.join(faults)}"
+    return Finding("store", found, "bad", "use a store that shows what was written at once", UsageError.exit_code)
+
+
+@contextlib.contextmanager
+def _leaves_nothing(objects: Objects, folder: str) -> Iterator[None]:
+    """Remove the objects of a check, and the folders that were not there before it."""
+    made: list[Path] = []
+    if isinstance(objects, LocalObjects):
+        places = (objects.root / TEMPORARY, objects.root, *objects.root.parents)
+        made = [place for place in places if not place.exists()]
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OchError, OSError):
+            objects.delete_below(folder)
+        for place in made:
+            with contextlib.suppress(OSError):  # somebody else has begun to use it
+                place.rmdir()
+
+
+def _free_space(objects: LocalObjects, needed: int) -> list[Finding]:
+    place = next(place for place in (objects.root, *objects.root.parents) if place.exists())
+    usage, files = shutil.disk_usage(place), os.statvfs(place).f_favail
+    found = f"{_size(usage.free)} of {_size(usage.total)}"
+    space = Finding("free space", found)
+    if usage.free < max(LEAST_FREE, needed):
+        change = f"make room for {_size(max(LEAST_FREE, needed))}" + " (codes of 64 bits)" * bool(needed)
+        space = Finding("free space", found, "bad", change, IncompleteError.exit_code)
+    elif usage.free < usage.total // 20:
+        space = Finding("free space", found, "mind", "make room: less than a twentieth is left")
+    if os.statvfs(place).f_files and files < LEAST_FILES:
+        return [
+            space,
+            Finding("free files", f"{files:,}", "mind", "use larger chunks, or a file system with more files"),
+        ]
+    return [space]
+
+
+def _check_connected(findings: list[Finding], connect: Connect, store: str | None, corpus: Corpus | None) -> None:
+    with connect() as context:
+        if context.client is None:
+            findings.append(Finding("cluster", "none: everything runs in this process"))
+            return
+        findings += check_cluster(context, corpus)
+        if store is not None:
+            findings.append(_reachable(open_objects(store), context.client))
+
+
+def check_cluster(context: Context, corpus: Corpus | None = None) -> list[Finding]:
+    """Versions, threads and memory of all workers of ``context.client``."""
+    client = context.client
+    assert client is not None
+    workers = _on_workers(client, describe_machine)
+    scheduler = client.sync(client.scheduler.versions, callback_timeout=answer_seconds())["packages"]
+    info = client.scheduler_info(n_workers=-1)["workers"]
+    threads = sum(worker["nthreads"] for worker in info.values())
+    return [
+        Finding("cluster", f"{client.scheduler.address}: {len(info)} workers, {threads} threads"),
+        check_versions(describe_machine()["versions"], scheduler, workers),
+        check_threads(workers, {address: worker["nthreads"] for address, worker in info.items()}),
+        _memory(context, corpus),
+    ]
+
+
+def _on_workers(client: Client, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+    """``function(*args)`` on every worker, by address; within a limit of time."""
+    try:
+        found: dict[str, Any] = client.sync(client._run, function, *args, callback_timeout=answer_seconds())
+    except OchError:
+        raise
+    except Exception as error:  # whatever went wrong on a worker arrives here
+        raise ClusterError(
+            f"the workers of {client.scheduler.address} do not answer ({type(error).__name__}: {error}); "
+            "restart those that hang, and install the same och-dist for all"
+        ) from error
+    return found
+
+
+def check_versions(here: dict[str, str], scheduler: dict[str, str], workers: dict[str, dict[str, Any]]) -> Finding:
+    """Scheduler and workers have the packages of this process."""
+    others = [
+        f"{address} has {name} {facts['versions'].get(name)}, not {version}"
+        for address, facts in workers.items()
+        for name, version in here.items()
+        if facts["versions"].get(name) != version
+    ]
+    for name in SCHEDULER_PACKAGES:
+        found = str(scheduler.get(name, "")).split(".final")[0]
+        if found != here[name]:
+            others.append(f"the scheduler has {name} {found}, not {here[name]}")
+    if not others:
+        return Finding("versions", "the same on scheduler, workers and here")
+    shown = "; ".join(others[:5]) + "; ..." * (len(others) > 5)
+    change = "install the same packages everywhere, then restart scheduler and workers"
+    return Finding("versions", shown, "bad", change, ClusterError.exit_code)
+
+
+def check_threads(workers: dict[str, dict[str, Any]], threads: dict[str, int]) -> Finding:
+    """One BLAS thread per Dask thread, and no more of these than cores."""
+    loose = [address for address, facts in workers.items() if facts["blas_threads"] > 1]
+    if loose:
+        found = f"BLAS takes {workers[loose[0]]['blas_threads']} threads on {loose[0]} ({len(loose)} workers in all)"
+        return Finding("thread limits", found, "mind", "start workers with OPENBLAS_NUM_THREADS=1")
+    cores = {facts["host"]: facts["cores"] for facts in workers.values()}
+    for host, count in cores.items():
+        busy = sum(threads.get(address, 1) for address, facts in workers.items() if facts["host"] == host)
+        if busy > count:
+            change = f"start fewer workers or threads there: {count} at most are faster"
+            return Finding("thread limits", f"{busy} threads on {count} cores of {host}", "mind", change)
+    return Finding("thread limits", "one BLAS thread per Dask thread, no more threads than cores")
+
+
+def _memory(context: Context, corpus: Corpus | None) -> Finding:
+    what = (
+        "a pass over the corpus" if corpus is not None else f"a pass over chunks of {_size(CHUNK_BYTES)} (the default)"
+    )
+    try:
+        if corpus is not None:
+            require_room(corpus, context, what)
+        else:
+            check_memory(context.client, 3 * CHUNK_BYTES + WORKING_BYTES, what)
+    except UsageError as error:
+        return _failed("memory of workers", error)
+    return Finding("memory of workers", f"enough for {what}")
+
+
+def sees(url: str, key: str) -> bool:
+    """Whether an object can be read where this runs."""
+    try:
+        return open_objects(url).read(key) is not None
+    except (OchError, OSError):
+        return False
+
+
+def _reachable(objects: Objects, client: Client) -> Finding:
+    """Every worker sees what is put here: a local folder is not that of another machine."""
+    folder = f"doctor-{uuid.uuid4().hex}"
+    with _leaves_nothing(objects, folder):
+        objects.put(f"{folder}/seen", b"1")
+        blind: Sequence[str] = [
+            address for address, seen in _on_workers(client, sees, objects.url, f"{folder}/seen").items() if not seen
+        ]
+    if not blind:
+        return Finding("store on workers", "all of them see what is put here")
+    found = f"{len(blind)} workers, such as {blind[0]}, do not see what is put into {objects.url}"
+    change = "use a shared file system under the same path everywhere, or s3://bucket/prefix"
+    return Finding("store on workers", found, "bad", change, UsageError.exit_code)
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,325 @@
+"""What is there and what can go: inspect, status and garbage collection. None of it touches vectors."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from och_dist.encode import CLAIMS, COLLECTED
+from och_dist.errors import BadInputError, IntegrityError, UsageError
+from och_dist.stage import Report, Stopwatch
+from och_dist.store import (
+    MODELS,
+    TEMPORARY,
+    Corpus,
+    LocalObjects,
+    Objects,
+    check_expected,
+    done_chunks,
+    find_index,
+    list_jobs,
+    listed_keys,
+    load_model,
+    model_objects,
+    open_corpus,
+    open_objects,
+    open_version,
+    read_latest,
+    read_version,
+    split_model_path,
+    stored_bitmaps,
+    version_key,
+    version_numbers,
+)
+from och_dist.upkeep.compaction import compaction_input
+
+LITTER_SECONDS = 24 * 3600
+SEGMENT_NAME = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]*")
+
+
+def inspect(path: str, *, expect_model: str | None = None) -> Report:
+    """Describe a corpus, an index or a model; an index or a model other than ``expect_model`` is refused."""
+    watch = Stopwatch("inspect")
+    objects = open_objects(path)
+    if objects.size("model.json") is not None:
+        check_expected(split_model_path(objects.url)[1], expect_model)
+        return watch.report(**_model_facts(path))
+    body = read_latest(objects)
+    if body is None and objects.folders("segments"):
+        raise BadInputError(
+            f"{objects.url} has no published version yet; 'och status' lists its jobs, and the command that was "
+            "making it goes on where it stopped"
+        )
+    if body is None or body.get("kind") == "corpus":
+        if expect_model is not None:
+            raise UsageError(f"{objects.url} is no index and no model; leave out --expect-model")
+        return watch.report(**_corpus_facts(open_corpus(path)))
+    index = open_version(path)
+    check_expected(index.model, expect_model)
+    model = index.load_model()
+    return watch.report(
+        kind="index",
+        path=index.url,
+        version=index.version,
+        rows=index.rows,
+        deleted=index.rows - index.live_rows,
+        live_rows=index.live_rows,
+        bits=index.bits,
+        bytes=index.nbytes,
+        method=model.method,
+        model=index.model,
+        notes=model.provenance.get("training", {}).get("notes", []),
+        corpus=index.corpus,
+        segments=[
+            {"job": s.job.id, "start": s.start, "stop": s.stop, "codes": s.job.stored_rows} for s in index.segments
+        ],
+    )
+
+
+def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
+    return {
+        "kind": "corpus" if corpus.version else "zarr array",
+        "path": corpus.url,
+        "version": corpus.version,
+        "rows": corpus.rows,
+        "dim": corpus.dim,
+        "dtype": corpus.dtype,
+        "bytes": corpus.nbytes,
+        "ids": corpus.ids,
+        "fingerprint": corpus.fingerprint,
+        "segments": [
+            {
+                "id": s.id,
+                "start": s.start,
+                "stop": s.stop,
+                "chunk_rows": s.chunk_rows,
+                "codec": s.codec,
+                "dropped": s.dropped,
+                "sources": list(s.sources),
+            }
+            for s in corpus.segments
+        ],
+    }
+
+
+def _model_facts(path: str) -> dict[str, Any]:
+    folder, address = split_model_path(open_objects(path).url)
+    model = load_model(open_objects(folder), address)
+    return {
+        "kind": "model",
+        "path": path,
+        "address": address,
+        "method": model.method,
+        "params": model.params,
+        "dim": model.hasher.n_features_in_,
+        "provenance": model.provenance,
+    }
+
+
+def status(index: str) -> Report:
+    """Versions of an index and its jobs: published (in the newest version), superseded, finished or unfinished."""
+    watch = Stopwatch("status")
+    objects = open_objects(index)
+    current = find_index(index)
+    numbers = version_numbers(objects)
+    published = {segment.job.folder for segment in current.segments} if current else set()
+    earlier = {folder for number in numbers for folder in _folders(objects, number)} - published
+    jobs = []
+    for job in list_jobs(objects):
+        done = job.spec.n_chunks if job.folder in published | earlier else len(done_chunks(objects, job))
+        finished = "finished" if done == job.spec.n_chunks else "unfinished"
+        state = "published" if job.folder in published else "superseded" if job.folder in earlier else finished
+        jobs.append(
+            {
+                "job": job.id,
+                "kind": "encode" if job.kept is None else "compact",
+                "rows": [job.start, job.stop],
+                "model": job.model,
+                "chunks": job.spec.n_chunks,
+                "done": done,
+                "state": state,
+            }
+        )
+    if current is None and not jobs:
+        raise BadInputError(f"{objects.url} holds no index and no job; start one with 'och encode CORPUS {index}'")
+    return watch.report(
+        index=objects.url,
+        version=current.version if current else None,
+        versions=numbers,
+        rows=current.rows if current else 0,
+        live_rows=current.live_rows if current else 0,
+        jobs=jobs,
+    )
+
+
+def gc(path: str, *, keep: int = 3, jobs: Sequence[str] = (), dry_run: bool = False) -> Report:
+    """Remove versions but the last ``keep`` of an index, what only they use, and the named unpublished jobs.
+
+    A compaction that was killed goes too when no version is left that it could be resumed for.
+
+    A segment is marked before it goes. Claims of publishers and the versions are looked at after the mark, and a
+    publisher looks for the mark after its claim: so a job that is being published stays, or is not published. The
+    claim of a publisher that was killed does not protect a job that is named.
+    """
+    watch = Stopwatch("gc")
+    if keep < 1:
+        raise UsageError(f"keep={keep}; at least the newest version stays")
+    objects = open_objects(path)
+    numbers, segments = version_numbers(objects), [f"segments/{name}" for name in objects.folders("segments")]
+    if not numbers and not segments:
+        raise BadInputError(f"{objects.url} holds no corpus, no index and no job; there is nothing to collect")
+    kept, old = numbers[-keep:], numbers[:-keep]
+    used = {folder for number in kept for folder in _folders(objects, number)}
+    named = _named(objects, jobs, used)
+    marked = {folder for folder in segments if objects.size(f"{folder}/{COLLECTED}") is not None}
+    body = read_latest(objects)
+    is_index = body is None or body.get("kind") == "index"
+    doomed = {folder for number in old for folder in _folders(objects, number)} if is_index else set()
+    doomed |= _stranded(objects, old) if is_index else set()
+    doomed = (doomed | named | marked) - used  # marked: an earlier run was killed while it removed them
+    removed = 0
+    if not dry_run:
+        for folder in marked & used:
+            objects.delete(f"{folder}/{COLLECTED}")
+        doomed = _mark(objects, doomed, named, old)
+        for number in old:
+            objects.delete(version_key(number))
+        removed += sum(_remove(objects, folder) for folder in sorted(doomed))
+        if is_index:
+            removed += _collect_models(objects) + _collect_leftovers(objects) + _collect_bitmaps(objects)
+        removed += _sweep(objects)
+    return watch.report(
+        "done" if doomed or old or removed else "nothing to do",
+        path=objects.url,
+        versions_removed=old,
+        versions_kept=kept,
+        segments_removed=sorted(doomed),
+        objects_removed=removed,
+        dry_run=dry_run,
+    )
+
+
+def _stranded(objects: Objects, old: Sequence[int]) -> set[str]:
+    """Compactions that were killed, and merge what no version that stays consists of: nothing can go on with them."""
+    jobs = [job for job in list_jobs(objects) if job.kept is not None and not job.generation]
+    if not jobs:
+        return set()
+    stays = [number for number in version_numbers(objects) if number not in old]  # after the jobs that work on them
+    versions = [open_version(objects.url, number) for number in stays]
+    published = {segment.job.folder for version in versions for segment in version.segments}
+    inputs = {compaction_input(version) for version in versions}
+    return {job.folder for job in jobs if job.folder not in published and job.input not in inputs}
+
+
+def _folders(objects: Objects, number: int) -> set[str]:
+    """Segment folders that a version uses."""
+    body = read_version(objects, number)
+    try:
+        if body["kind"] == "index":
+            names = {f"{entry['job']}.{entry['generation']}" for entry in body["segments"]}
+        else:
+            names = {str(entry["id"]) for entry in body["segments"]}
+        if odd := [name for name in names if not SEGMENT_NAME.fullmatch(name)]:
+            raise ValueError(f"{odd[0]!r} is no name of a segment")
+    except (KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(f"version {number} of {objects.url} is incomplete ({error}); run 'och verify'") from None
+    return {f"segments/{name}" for name in names}
+
+
+def _named(objects: Objects, jobs: Sequence[str], used: set[str]) -> set[str]:
+    """Folders of the named jobs that no version that stays uses; a job without such a folder is refused."""
+    present = objects.folders("segments")
+    found: set[str] = set()
+    for job in jobs:
+        folders = {f"segments/{name}" for name in present if name.partition(".")[0] == job}
+        if not folders:
+            names = ", ".join(sorted({name.partition(".")[0] for name in present})) or "none"
+            raise UsageError(f"{objects.url} has no job {job!r}; jobs there: {names}")
+        if not folders - used:
+            raise UsageError(
+                f"{', '.join(sorted(folders))} is published in a version that is kept, and stays; "
+                "leave out its --job, or keep fewer versions"
+            )
+        found |= folders - used  # a repair that was not published leaves a generation beside the published one
+    return found
+
+
+def _mark(objects: Objects, folders: set[str], named: set[str], old: Sequence[int]) -> set[str]:
+    """Mark folders for removal; returns those that nobody is publishing or has published meanwhile."""
+    for folder in sorted(folders):
+        objects.put(f"{folder}/{COLLECTED}", b"{}")
+    busy = {folder for folder in folders - named if any(True for _ in objects.list(f"{folder}/{CLAIMS}"))}
+    stays = [number for number in version_numbers(objects) if number not in old]
+    busy |= folders & {folder for number in stays for folder in _folders(objects, number)}
+    for folder in sorted(busy):
+        objects.delete(f"{folder}/{COLLECTED}")
+    return folders - busy
+
+
+def _remove(objects: Objects, folder: str) -> int:
+    """Delete a marked folder, its mark last, so that a run after a kill finds what is left."""
+    mark = f"{folder}/{COLLECTED}"
+    keys = [key for key, _, _ in objects.list(folder) if key != mark]
+    objects.delete_all([key for key in keys if "/done/" in key])
+    objects.delete_all([key for key in keys if "/done/" not in key])
+    objects.delete(mark)
+    return len(keys)
+
+
+def _collect_models(objects: Objects) -> int:
+    """Remove models of an index that no version and no job uses; its folder may not be that of 'och train'."""
+    store, names = model_objects(objects.url), objects.folders(MODELS)
+    if "trained" in names:
+        return 0
+    removed = 0
+    for name in names:
+        if name in _used_models(objects):
+            continue
+        # model.json goes first and comes last: a model that can be seen is whole.
+        keys = sorted((key for key, _, _ in store.list(name)), key=lambda key: not key.endswith("/model.json"))
+        content = [(key, store.get(key)) for key in keys]
+        for key in keys:
+            store.delete(key)
+        if name in _used_models(objects):  # a job was announced meanwhile
+            for key, data in reversed(content):
+                store.put(key, data)
+        else:
+            removed += len(keys)
+    return removed
+
+
+def _collect_leftovers(objects: Objects) -> int:
+    """Records and claims beside the newest codes: their publisher was killed between the commit and its last step."""
+    newest = read_latest(objects)
+    folders = sorted(_folders(objects, newest["version"])) if newest else []
+    return sum(objects.delete_below(f"{folder}/{name}") for folder in folders for name in ("done", CLAIMS))
+
+
+def _collect_bitmaps(objects: Objects) -> int:
+    """Remove bitmaps of deleted rows that no version lists, nor any will, because theirs was published without them."""
+    made_for = stored_bitmaps(objects)  # before the versions: what these list and was not there yet is not at stake
+    numbers = version_numbers(objects)
+    newest = numbers[-1] if numbers else 0
+    listed = {key for number in numbers for key in listed_keys(read_version(objects, number))}
+    doomed = sorted(key for key, version in made_for.items() if version <= newest and key not in listed)
+    objects.delete_all(doomed)
+    return len(doomed)
+
+
+def _used_models(objects: Objects) -> set[str]:
+    used = {job.model for job in list_jobs(objects)}
+    return used | {str(read_version(objects, number).get("model")) for number in version_numbers(objects)}
+
+
+def _sweep(objects: Objects) -> int:
+    """Temporary files that a killed writer left a day ago or earlier."""
+    if not isinstance(objects, LocalObjects):
+        return 0
+    removed = 0
+    for path in (*(objects.root / TEMPORARY).glob("*"), *(objects.root / MODELS / TEMPORARY).glob("*")):
+        if time.time() - path.stat().st_mtime > LITTER_SECONDS:
+            path.unlink(missing_ok=True)
+            removed += 1
+    return removed

@@ -1,0 +1,310 @@
+"""Every damaged, cut or lost byte of a corpus or an index, found and named, with the place where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any
+
+import google_crc32c
+
+from och_dist.cluster import map_tasks
+from och_dist.encode import CLAIMS, COLLECTED, ones_spec
+from och_dist.errors import BadInputError, IntegrityError, OchError
+from och_dist.stage import Context
+from och_dist.store import FOLDER as TABLES
+from och_dist.store import (
+    MODELS,
+    ArraySpec,
+    Corpus,
+    Index,
+    IndexSegment,
+    Job,
+    Objects,
+    Tombstones,
+    chunk_key,
+    done_chunks,
+    ids_prefix,
+    load_model,
+    model_objects,
+    open_corpus,
+    open_layout,
+    open_objects,
+    open_version,
+    read_bitmap,
+    read_job,
+    read_rows,
+    read_version,
+    table_arrays,
+    trailing_crc,
+    version_key,
+    version_numbers,
+)
+
+CHUNKS_PER_TASK = 16
+ANNOUNCEMENT = "job.json"
+
+Array = tuple[str, ArraySpec, Any]
+Version = Corpus | Index
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One fault in words, the key or folder that it lies in, and the number of the chunk if it is one."""
+
+    text: str
+    place: str
+    chunk: int | None = None
+
+    @property
+    def folder(self) -> str:
+        """The segment that it lies in, or something that is none."""
+        return "/".join(self.place.split("/")[:2])
+
+    @property
+    def part(self) -> str:
+        """What is damaged of a segment: codes, rows, ones, tables, vectors, ids or job.json."""
+        return (*self.place.split("/"), "", "", "")[2]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All versions that there are, those of them that can be opened, and every fault."""
+
+    url: str
+    numbers: tuple[int, ...]
+    opened: tuple[Version, ...]
+    damage: tuple[Damage, ...]
+    chunks: int
+
+    @property
+    def newest(self) -> Version | None:
+        """The newest version, None if its manifest is damaged."""
+        found = self.opened[-1] if self.opened else None
+        return found if found is not None and found.version == self.numbers[-1] else None
+
+    @property
+    def indexes(self) -> list[Index]:
+        return [version for version in self.opened if isinstance(version, Index)]
+
+    @property
+    def models(self) -> list[str]:
+        return sorted({index.model for index in self.indexes})
+
+    @cached_property
+    def standing(self) -> list[Damage]:
+        """The faults that count: all but those of segments that the newest version holds in a later generation."""
+        return [damage for damage in self.damage if not self._is_replaced(damage)]
+
+    @cached_property
+    def superseded(self) -> list[Damage]:
+        """The faults of repaired segments; only older versions list them."""
+        return [damage for damage in self.damage if self._is_replaced(damage)]
+
+    def _is_replaced(self, damage: Damage) -> bool:
+        if damage.part == ANNOUNCEMENT or not isinstance(self.newest, Index):  # others than readers look at these
+            return False
+        held = {part.job.id: part.job.generation for part in self.newest.segments}
+        job, _, generation = damage.folder.removeprefix("segments/").partition(".")
+        return generation.isdigit() and int(generation) < held.get(job, 0)
+
+
+def find_damage(path: str, context: Context) -> Findings:
+    """Look at every version at ``path``, at all that they list, and at the jobs beside them."""
+    objects = open_objects(path)
+    numbers = version_numbers(objects)
+    damage = [
+        Damage(f"versions {low + 1} to {high - 1} are missing", "versions")
+        for low, high in pairwise(numbers)
+        if high != low + 1
+    ]  # gc removes the oldest only
+    opened: list[Version] = []
+    for number in numbers:
+        found = attempt(damage, version_key(number), partial(open_any, path, number))
+        if found is not None:
+            opened.append(found)
+    indexes = [version for version in opened if isinstance(version, Index)]
+    if not damage and indexes:
+        damage += lost_jobs(objects)
+    for model in sorted({index.model for index in indexes}):
+        attempt(damage, f"{MODELS}/{model}", partial(load_model, model_objects(objects.url), model))
+    arrays = {prefix: (spec, digests) for version in opened for prefix, spec, digests in _arrays(version)}
+    for index in indexes:
+        arrays |= {prefix: (spec, digests) for prefix, spec, digests in _tables(index, damage)}
+        _check_beside_codes(index, damage)
+    for prefix, (spec, _) in arrays.items():
+        attempt(damage, prefix, partial(open_layout, objects, prefix, spec))
+    tasks = [
+        VerifyChunks(objects.url, prefix, group)
+        for prefix, (_, digests) in arrays.items()
+        for group in _groups(list(enumerate(digests.tolist())))
+    ]
+    damage += [fault for faults in _run(tasks, context) for fault in faults]
+    damage += _damaged_bitmaps(objects, indexes, context)
+    chunks = sum(len(task.chunks) for task in tasks)
+    # A segment that several versions list is looked at once for each of them.
+    return Findings(objects.url, tuple(numbers), tuple(opened), tuple(dict.fromkeys(damage)), chunks)
+
+
+def attempt(damage: list[Damage], place: str, action: Callable[[], Any]) -> Any:
+    """What ``action`` returns; None, with its error added to ``damage``, if it raises one of ours."""
+    try:
+        return action()
+    except OchError as error:
+        damage.append(Damage(str(error), place))
+        return None
+
+
+def open_any(path: str, number: int) -> Version:
+    """A version of a corpus or of an index."""
+    kind = read_version(open_objects(path), number).get("kind")
+    if kind == "corpus":
+        return open_corpus(path, number)
+    if kind == "index":
+        return open_version(path, number)
+    raise BadInputError(f"version {number} of {path} is of kind {kind!r}; a corpus or an index can be verified")
+
+
+def _arrays(version: Version) -> Iterable[Array]:
+    """(folder, layout, checksums) of every array of a version."""
+    if isinstance(version, Corpus):
+        for segment in version.segments:
+            rows = segment.stop - segment.start
+            yield segment.prefix, ArraySpec(rows, version.dim, version.dtype, segment.chunk_rows), segment.digests
+            if segment.ids_spec is not None:
+                yield ids_prefix(segment.id), segment.ids_spec, segment.id_digests
+    else:
+        for part in (part for part in version.segments if part.job.stored_rows):
+            yield f"{part.job.folder}/codes", part.job.spec, part.digests
+            if part.row_digests is not None:
+                yield f"{part.job.folder}/rows", part.job.rows_spec, part.row_digests
+
+
+def _tables(index: Index, damage: list[Damage]) -> Iterator[Array]:
+    """The arrays of bucket tables of a version; a damaged record hides those of its segment."""
+    for number, segment in enumerate(index.segments):
+        place = f"{segment.job.folder}/{TABLES}"
+        yield from attempt(damage, place, partial(_table_arrays, index, number)) or ()
+
+
+def _table_arrays(index: Index, segment: int) -> list[Array]:
+    return list(table_arrays(index, segment))
+
+
+def _check_beside_codes(index: Index, damage: list[Damage]) -> None:
+    """Beside codes lie the announcement of their job and their folded records."""
+    for segment in index.segments:
+        job = segment.job
+        attempt(damage, f"{job.folder}/{ANNOUNCEMENT}", partial(_check_announcement, index.objects, job))
+        if job.stored_rows:
+            attempt(damage, f"{job.folder}/ones", partial(_check_ones, index.objects, job))
+
+
+def _check_announcement(objects: Objects, job: Job) -> None:
+    found = read_job(objects, job.folder)
+    if found != job:
+        raise IntegrityError(
+            f"{job.folder}/{ANNOUNCEMENT} is missing or announces another job; 'och verify --repair' restores it"
+        )
+
+
+def _check_ones(objects: Objects, job: Job) -> None:
+    read_rows(open_layout(objects, f"{job.folder}/ones", ones_spec(job)), 0, job.spec.n_chunks)
+
+
+@dataclass(frozen=True)
+class VerifyChunks:
+    """Chunks of one array with the checksums that the manifest states for them."""
+
+    url: str
+    prefix: str
+    chunks: tuple[tuple[int, int], ...]
+
+
+def verify_chunks(task: VerifyChunks) -> list[Damage]:
+    """Every chunk whose bytes are not those that were published."""
+    objects = open_objects(task.url)
+    damage = []
+    for chunk, stated in task.chunks:
+        fault = chunk_fault(objects.read(chunk_key(task.prefix, chunk)), stated)
+        if fault is not None:
+            damage.append(Damage(f"chunk {chunk} of {task.prefix} {fault}", task.prefix, chunk))
+    return damage
+
+
+def chunk_fault(data: bytes | None, stated: int) -> str | None:
+    """What is wrong with a chunk that was published with the checksum ``stated``; None if nothing is."""
+    if data is None:
+        return "is missing"
+    if len(data) < 4 or google_crc32c.value(data[:-4]) != trailing_crc(data):
+        return f"is damaged ({len(data)} bytes)"
+    return None if trailing_crc(data) == stated else "is not the one that was published"
+
+
+def _run(tasks: list[VerifyChunks], context: Context) -> list[list[Damage]]:
+    return map_tasks(
+        verify_chunks,
+        tasks,
+        client=context.client,
+        name="verify_chunks",
+        advance=context.progress("verify", sum(len(task.chunks) for task in tasks)),
+        weight=lambda task: len(task.chunks),
+    )
+
+
+def _groups(chunks: list[tuple[int, int]]) -> list[tuple[tuple[int, int], ...]]:
+    return [tuple(chunks[i : i + CHUNKS_PER_TASK]) for i in range(0, len(chunks), CHUNKS_PER_TASK)]
+
+
+@dataclass(frozen=True)
+class VerifyBitmaps:
+    """Bitmaps of deleted rows that versions of an index list."""
+
+    url: str
+    listed: tuple[Tombstones, ...]
+
+
+def verify_bitmaps(task: VerifyBitmaps) -> list[Damage]:
+    """Every bitmap that does not hold what its manifest states."""
+    damage: list[Damage] = []
+    for entry in task.listed:
+        attempt(damage, entry.key, partial(read_bitmap, open_objects(task.url), entry))
+    return damage
+
+
+def _damaged_bitmaps(objects: Objects, indexes: list[Index], context: Context) -> list[Damage]:
+    entries = sorted({entry for index in indexes for entry in index.tombstones}, key=lambda entry: entry.key)
+    groups = [tuple(entries[i : i + CHUNKS_PER_TASK]) for i in range(0, len(entries), CHUNKS_PER_TASK)]
+    tasks = [VerifyBitmaps(objects.url, group) for group in groups]
+    found = map_tasks(verify_bitmaps, tasks, client=context.client, name="verify_bitmaps")
+    return [fault for faults in found for fault in faults]
+
+
+def lost_jobs(objects: Objects) -> list[Damage]:
+    """Jobs that no version lists although they were published: their records were folded, and then dropped."""
+    damage: list[Damage] = []
+    suspects = {}
+    for folder in (f"segments/{name}" for name in objects.folders("segments")):
+        job = attempt(damage, f"{folder}/{ANNOUNCEMENT}", partial(read_job, objects, folder))
+        if job is not None and _was_published(objects, job):
+            suspects[folder] = job.id
+    listed: set[str] = set()
+    for number in version_numbers(objects):  # read after the jobs: one may have been published meanwhile
+        version = open_any(objects.url, number)
+        listed |= {part.job.folder for part in version.segments if isinstance(part, IndexSegment)}
+    return damage + [
+        Damage(f"job {job} was published, but no version lists it: a manifest is missing", "versions")
+        for folder, job in suspects.items()
+        if folder not in listed
+    ]
+
+
+def _was_published(objects: Objects, job: Job) -> bool:
+    if objects.size(f"{job.folder}/{COLLECTED}") is not None or any(
+        True for _ in objects.list(f"{job.folder}/{CLAIMS}")
+    ):
+        return False
+    folded = objects.size(chunk_key(f"{job.folder}/ones", 0)) is not None
+    return folded and len(done_chunks(objects, job)) < job.spec.n_chunks

@@ -1,0 +1,165 @@
+"""Find every damaged, cut or lost byte of a corpus, an index or a model store, and mend what can be mended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from och_dist.cluster import map_tasks
+from och_dist.errors import BadInputError, IntegrityError, UsageError
+from och_dist.stage import Context, Report, Stopwatch
+from och_dist.store import (
+    MODELS,
+    Corpus,
+    CorpusRef,
+    Index,
+    Objects,
+    is_address,
+    load_model,
+    open_corpus,
+    open_objects,
+    unseal,
+    version_numbers,
+)
+from och_dist.upkeep.integrity import Damage, Findings, attempt, find_damage, lost_jobs
+from och_dist.upkeep.mending import Repaired, clear_leftovers, repair_index
+
+LISTED = 20
+
+
+def verify(path: str, *, repair: bool = False, corpus: str | None = None, context: Context | None = None) -> Report:
+    """Check all versions at ``path``, or all models; any damage raises :class:`IntegrityError` with the list.
+
+    With ``repair`` the newest version of an index is mended first, from its ``corpus`` (the one that it names, unless
+    another place is given) and from itself, and published as a new version; then everything is checked once more.
+    """
+    watch, context = Stopwatch("verify"), context or Context()
+    if corpus is not None and not repair:
+        raise UsageError("a corpus is needed for a repair only; add --repair, or leave out --corpus")
+    objects = open_objects(path)
+    if not version_numbers(objects):
+        return _verify_unversioned(watch, objects, context)
+    findings, repaired, found = find_damage(path, context), Repaired((), ()), 0
+    index = findings.newest
+    if repair and isinstance(index, Index):
+        for segment in index.segments:
+            if segment.job.generation:  # of a repair that was killed after it had published
+                clear_leftovers(objects, segment.job)
+        if findings.standing:
+            found = len(findings.standing)
+            repaired = repair_index(index, findings, corpus=corpus, context=context)
+            findings = find_damage(path, context)
+    if findings.standing:
+        raise IntegrityError(_account(findings, repaired))
+    facts = {"repaired": found, "mended": list(repaired.mended)} if repair else {}
+    return watch.report(
+        "nothing to do" if repair and not found else "done",
+        path=findings.url,
+        versions=list(findings.numbers),
+        chunks=findings.chunks,
+        models=len(findings.models),
+        damaged=0,
+        **facts,
+        superseded=[f"{damage.text}, in older versions only" for damage in findings.superseded],
+    )
+
+
+def _account(findings: Findings, repaired: Repaired) -> str:
+    """All faults, what was mended, and what to do about the rest."""
+    text = _listing(findings.standing, findings.url)
+    if repaired.mended:
+        text = f"repaired: {'; '.join(repaired.mended[:LISTED])}. There remain {text}"
+    if repaired.failed:
+        text += f" Not repaired: {'; '.join(repaired.failed[:LISTED])}."
+        return text
+    return f"{text} {' '.join(_remedies(findings, tried=bool(repaired.mended)))}"
+
+
+def _listing(damage: Sequence[Damage], url: str) -> str:
+    listed = "; ".join(fault.text for fault in damage[:LISTED]) + ("; ..." if len(damage) > LISTED else "")
+    return f"{len(damage)} faults in {url}: {listed}."
+
+
+def _remedies(findings: Findings, *, tried: bool) -> list[str]:
+    """A sentence for every kind of fault."""
+    newest, faults, url = findings.newest, findings.standing, findings.url
+    if isinstance(newest, Corpus):
+        return [_corpus_remedy(newest, faults)]
+    remedies = []
+    if isinstance(newest, Index):
+        current = {segment.job.folder for segment in newest.segments}
+        older = [fault for fault in faults if fault.place.startswith("segments/") and fault.folder not in current]
+        if not tried and len(older) < sum(fault.place.startswith("segments/") for fault in faults):
+            remedies.append(f"'och verify {url} --repair' makes codes again from the corpus.")
+        if older and newest.version > 1:
+            remedies.append(f"What only older versions list goes with 'och gc {url} --keep 1'.")
+    if models := sorted({fault.place for fault in faults if fault.place.startswith(f"{MODELS}/")}):
+        names = ", ".join(place.removeprefix(f"{MODELS}/") for place in models)
+        remedies.append(f"A model is the same in every copy: bring {names} from where 'och train' put it.")
+    others = any(not fault.place.startswith(("segments/", f"{MODELS}/")) for fault in faults)
+    if others or not remedies:
+        remedies.append("Restore these objects from a copy, or make them again.")
+    return remedies
+
+
+def _corpus_remedy(corpus: Corpus, faults: Sequence[Damage]) -> str:
+    """Which rows are lost, and where they came from: a corpus can be made from its sources alone."""
+    ranges, sources = [], []
+    for segment in corpus.segments:
+        mine = [fault for fault in faults if fault.folder == f"segments/{segment.id}"]
+        if not mine:
+            continue
+        sources += [str(source["path"]) for source in segment.sources if "path" in source]
+        for fault in mine:
+            low = segment.start + (fault.chunk or 0) * segment.chunk_rows
+            high = segment.stop if fault.chunk is None else min(low + segment.chunk_rows, segment.stop)
+            ranges.append(f"{low}..{high}")
+    if not ranges:
+        return "Restore these objects from a copy, or ingest the corpus anew."
+    rows, files = ", ".join(dict.fromkeys(ranges)), " ".join(dict.fromkeys(sources)) or "SOURCES"
+    return (
+        f"Nothing here can make rows {rows} again: restore these objects from a copy, or take all rows anew from their "
+        f"source with 'och ingest {files} NEW_CORPUS'."
+    )
+
+
+@dataclass(frozen=True)
+class ReadPartition:
+    corpus: CorpusRef
+    start: int
+    stop: int
+
+
+def read_partition(task: ReadPartition) -> int:
+    """Decode rows of an adopted Zarr array; its own codecs find what they can."""
+    return sum(len(block) for _, block in task.corpus.open().blocks(task.start, task.stop))
+
+
+def _verify_unversioned(watch: Stopwatch, objects: Objects, context: Context) -> Report:
+    """A store of models, an adopted Zarr array, or something of which nothing is published (any more)."""
+    remedy = "Restore these objects from a copy, or make them again."
+    if models := [name for name in objects.folders("") if is_address(name)]:
+        damage: list[Damage] = []
+        for name in models:
+            attempt(damage, name, partial(load_model, objects, name))
+        for key in (key for key, _, _ in objects.list("trained")):
+            attempt(damage, key, partial(_check_trained, objects, key))
+        if damage:
+            raise IntegrityError(f"{_listing(damage, objects.url)} {remedy}")
+        return watch.report(path=objects.url, versions=[], chunks=0, models=len(models), damaged=0)
+    if objects.folders("segments"):
+        if lost := lost_jobs(objects):
+            raise IntegrityError(f"{_listing(lost, objects.url)} {remedy}")
+        raise BadInputError(
+            f"{objects.url} holds segments but no version: nothing was published yet, or its manifests are lost; "
+            "run the command that makes it again"
+        )
+    corpus = open_corpus(objects.url)
+    tasks = [ReadPartition(corpus.ref, start, stop) for start, stop in corpus.partitions()]
+    rows = map_tasks(read_partition, tasks, client=context.client, name="read_partition")
+    return watch.report(path=corpus.url, versions=[], chunks=len(tasks), rows=sum(rows), damaged=0)
+
+
+def _check_trained(objects: Objects, key: str) -> None:
+    unseal(objects.get(key), f"{objects.url}/{key}")
