@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from och_dist.estimators import OCHPaper as OCHPaper
     from och_dist.estimators import PCAFrame as PCAFrame
     from och_dist.estimators import SpH as SpH
-    from och_dist.search.stage import open_index as open_index
-    from och_dist.store.corpus import open_corpus as open_corpus
+    from och_dist.search import open_index as open_index
+    from och_dist.store import open_corpus as open_corpus
 
 __version__ = "0.1.0"
 
@@ -35,8 +35,8 @@ _LOCATIONS = {
     "OCHPaper": "och_dist.estimators",
     "PCAFrame": "och_dist.estimators",
     "SpH": "och_dist.estimators",
-    "open_corpus": "och_dist.store.corpus",
-    "open_index": "och_dist.search.stage",
+    "open_corpus": "och_dist.store",
+    "open_index": "och_dist.search",
 }
 __all__ = [
     "AGH",

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from command import QUICK, facts, och, small_rows
 
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import open_version
+from tests.support.command import QUICK, facts, och, small_rows
 
 BITS = 12
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import och
+
+from tests.support.command import och
 
 TOP = Path(__file__).parent.parent
 README = (TOP / "README.md").read_text()

@@ -13,11 +13,11 @@ from typing import Any
 
 import dask
 import pytest
-from command import och
 
 from och_dist import settings, stop
 from och_dist.cluster.connection import ClusterOptions, connect, worker
 from och_dist.errors import UsageError
+from tests.support.command import och
 
 MEMORY = {"MALLOC_TRIM_THRESHOLD_": 128 << 20, "MALLOC_MMAP_THRESHOLD_": 32 << 20}
 

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 import och_dist
-from och_dist.cli.app import run as cli_run
-from och_dist.cli.app import search as cli_search
-from och_dist.cli.app import settings as cli_settings
-from och_dist.cli.app import upkeep as cli_upkeep
+from och_dist.cli import run as cli_run
+from och_dist.cli import search as cli_search
+from och_dist.cli import settings as cli_settings
+from och_dist.cli import upkeep as cli_upkeep
 from och_dist.cli.options import cluster_options, expect_model, run_stage
 from och_dist.errors import ClusterError, IncompleteError, OchError, UsageError
 from och_dist.logs import last_words, logs_json
@@ -263,7 +263,3 @@ for command in (cli_search.search, cli_settings.settings, *cli_run.COMMANDS, *cl
 def main() -> None:
     """Entry point of the command ``och``."""
     cli(prog_name="och")
-
-
-if __name__ == "__main__":
-    main()

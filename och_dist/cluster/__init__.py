@@ -7,12 +7,12 @@ from och_dist.cluster.connection import (
     check_memory,
     connect,
     dashboard_link,
-    held,
     observe,
     thread_shares,
     warm,
     workers_of,
 )
+from och_dist.cluster.held_values import ask_values, begin_asking, derive_values, hold_values
 from och_dist.cluster.machine import describe_machine
 from och_dist.cluster.outcome import answer_seconds, watched
 from och_dist.cluster.tasks import map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
@@ -20,15 +20,18 @@ from och_dist.cluster.tracing import TOTALS
 from och_dist.cluster.tree import FAN_IN
 
 __all__ = [
-    "ClusterOptions",
     "FAN_IN",
     "TOTALS",
+    "ClusterOptions",
     "answer_seconds",
+    "ask_values",
+    "begin_asking",
     "check_memory",
     "connect",
     "dashboard_link",
+    "derive_values",
     "describe_machine",
-    "held",
+    "hold_values",
     "map_tasks",
     "observe",
     "reduce_in_pieces",

@@ -25,7 +25,7 @@ FAN_IN = 8
 SMALL_BYTES = 4 << 20
 
 
-def pin(function: Callable[[Any], Any], tasks: Sequence[Any], *, client: Client, name: str) -> list[Future]:
+def hold_values(function: Callable[[Any], Any], tasks: Sequence[Any], *, client: Client, name: str) -> list[Future]:
     """``function(task)`` of every task, kept on the workers as long as the futures are.
 
     Idle workers get one each. No worker is asked for by name: a task that waits for one while there is none at all
@@ -34,7 +34,7 @@ def pin(function: Callable[[Any], Any], tasks: Sequence[Any], *, client: Client,
     return _mapped(guarded, [[function] * len(tasks), tasks], client, name)
 
 
-def derive(
+def derive_values(
     function: Function, pinned: Sequence[Future], tasks: Sequence[Any], *, client: Client, name: str
 ) -> list[Future]:
     """``function(value, task)`` of every pinned value and its task, kept like those."""
@@ -51,7 +51,7 @@ def _on_value(function: Function, value: Any, task: Any) -> Any:
     return value if isinstance(value, Failure) else guarded(function, value, task)
 
 
-def ask(
+def ask_values(
     function: Callable[..., Any],
     pinned: Sequence[Future],
     payloads: Sequence[Any],
@@ -121,7 +121,7 @@ def _next(function: Callable[..., Any], value: Any, payload: Any, so_far: Any) -
     return guarded(function, value, payload, so_far)
 
 
-def start(
+def begin_asking(
     function: Function,
     pinned: Sequence[Future],
     payloads: Sequence[Any],

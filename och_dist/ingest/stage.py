@@ -10,7 +10,7 @@ import numpy as np
 from och_dist.cluster import check_memory
 from och_dist.errors import BadInputError, ConflictError, UsageError
 from och_dist.ingest.chunks import LISTED_ROWS, Target, find_nonfinite, store_chunks
-from och_dist.search import NewIds, check_unique, id_layout, id_sources
+from och_dist.ingest.ids import NewIds, check_unique, id_layout, id_sources
 from och_dist.sources import Files, Generated, IdFiles, IdSource, Origin, Source, open_sources
 from och_dist.stage import Context, Report, Stopwatch
 from och_dist.store import (

@@ -137,7 +137,7 @@ def _table(value: Any, where: str) -> dict[str, Any]:
 
 def bundled(name: str) -> Path:
     """A pipeline file that comes with the package: installed beside it, or at the top of a source tree."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     return next(path for path in (here / "pipelines" / name, here.parent / "pipelines" / name) if path.exists())
 
 

@@ -36,7 +36,7 @@ class _Methods(Mapping[str, type[Hasher]]):
     def __getitem__(self, name: str) -> type[Hasher]:
         if name not in self._loaded:
             module, cls = _LOCATIONS[name]
-            self._loaded[name] = getattr(import_module(f"och_dist.hashers.{module}"), cls)
+            self._loaded[name] = getattr(import_module(f"och_dist.methods.{module}"), cls)
         return self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:

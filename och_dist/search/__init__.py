@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from och_dist.search.bucket_tables import build_tables
 from och_dist.search.filters import RowSet, read_row_set, row_set
-from och_dist.search.ids import NewIds, check_unique, corpus_of_index, find_rows, id_layout, id_sources, read_ids_given
+from och_dist.search.ids import corpus_of_index, find_rows, read_ids_given
 from och_dist.search.questions import partitions_of
 from och_dist.search.searcher import Searcher, open_index
 from och_dist.search.stage import check_truth, search
 
 __all__ = [
-    "NewIds",
     "RowSet",
     "Searcher",
     "build_tables",
     "check_truth",
-    "check_unique",
     "corpus_of_index",
     "find_rows",
-    "id_layout",
-    "id_sources",
     "open_index",
     "partitions_of",
     "read_ids_given",

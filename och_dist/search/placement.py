@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from och_dist.cluster import held as pinned
 from och_dist.cluster import reduce_tasks, workers_of
 from och_dist.search.filters import Selection
 from och_dist.search.questions import (
@@ -196,12 +195,12 @@ class PinnedOnWorkers:
         with self._loading:
             client = self.client
             if self._pinned is None:
-                self._pinned = pinned.pin(load_partition, self._partitions, client=client, name="hold_codes")
+                self._pinned = hold_values(load_partition, self._partitions, client=client, name="hold_codes")
             if not selection:
                 return self._pinned
             if selection not in self._selected:
                 parts = [selection.within(part.start, part.stop) for part in self._partitions]
-                chosen = pinned.derive(ResidentCodes.selected, self._pinned, parts, client=client, name="select_codes")
+                chosen = derive_values(ResidentCodes.selected, self._pinned, parts, client=client, name="select_codes")
                 for oldest in list(self._selected)[: 1 - KEPT_SELECTIONS]:
                     del self._selected[oldest]
                 self._selected[selection] = chosen
@@ -219,7 +218,7 @@ class PinnedOnWorkers:
         if self.threads > FEW_ANSWERS or not all(future.done() for future in futures):
             return self._scheduled(question, futures, payloads, combine)
         merge = None if self.copies or self._apart else question.merge
-        finish = pinned.ask(question.answer, futures, payloads, client=self.client, merge=merge)
+        finish = ask_values(question.answer, futures, payloads, client=self.client, merge=merge)
 
         def answer() -> Any:
             parts = finish()
@@ -239,7 +238,7 @@ class PinnedOnWorkers:
     def _scheduled(
         self, question: Question, futures: list[Future], payloads: list[QueryBatch], combine: Callable[..., Any]
     ) -> Answer:
-        finish = pinned.start(
+        finish = begin_asking(
             question.answer, futures, payloads, combine, client=self.client, name="search_codes",
             nbytes=sum(payload.nbytes for payload in payloads),
         )  # fmt: skip

@@ -10,15 +10,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+from benchmarks.capacity import Rates, capacity, page
+from benchmarks.suite import report
+from benchmarks.suite.ground import SUITES
+from benchmarks.suite.measure import Figure, Goal, Outcome, take_turns
+from benchmarks.suite.plot import growth_picture
+from benchmarks.suite.rows import BENCHMARKS
 
-from benchmarks.capacity import Rates, capacity, page  # noqa: E402
-from benchmarks.suite import report  # noqa: E402
-from benchmarks.suite.ground import SUITES  # noqa: E402
-from benchmarks.suite.measure import Figure, Goal, Outcome, take_turns  # noqa: E402
-from benchmarks.suite.plot import growth_picture  # noqa: E402
-from benchmarks.suite.rows import BENCHMARKS  # noqa: E402
+ROOT = Path(__file__).parents[2]
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:

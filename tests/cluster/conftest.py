@@ -8,7 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_help import (
+
+from och_dist.cluster.connection import ClusterOptions, connect
+from och_dist.encode import stage as encode
+from och_dist.ingest import stage as ingest
+from och_dist.train import stage as train
+from tests.support.cluster_help import (
     CODE_CHUNK,
     DIM,
     PARAMS,
@@ -20,11 +25,6 @@ from cluster_help import (
     clustered_rows,
     start_separate,
 )
-
-from och_dist.cluster.connection import ClusterOptions, connect
-from och_dist.encode import stage as encode
-from och_dist.ingest import stage as ingest
-from och_dist.train import stage as train
 
 
 @pytest.fixture

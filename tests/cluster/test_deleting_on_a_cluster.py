@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_help import Reference
 
 from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError
@@ -19,6 +18,7 @@ from och_dist.store.corpus import open_corpus
 from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.verification import verify
+from tests.support.cluster_help import Reference
 
 
 def files(folder: Path) -> dict[str, bytes]:

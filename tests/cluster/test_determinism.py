@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_help import PARAMS, ROUNDS, Processes, Reference, Separate, clustered_rows, tree
 
 from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.encode import stage as encode
@@ -22,6 +21,7 @@ from och_dist.store.index import open_version
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import open_objects
 from och_dist.train import stage as train
+from tests.support.cluster_help import PARAMS, ROUNDS, Processes, Reference, Separate, clustered_rows, tree
 
 ROWS, DIM, BITS, K = 3000, 48, 44, 25
 CORPUS_CHUNKS, CODE_CHUNKS = (41, 512, 1000, ROWS), (29, 640, 999, 65_536)

@@ -11,19 +11,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import cluster_tasks as work
 import dask
 import numpy as np
 import psutil
 import pytest
-from cluster_help import Separate, wait_until
-from cluster_tasks import Attempt
 
 from och_dist import errors
 from och_dist.cluster.connection import ClusterOptions, connect, outcome, tree
 from och_dist.cluster.connection import tasks as graph
 from och_dist.cluster.tasks import map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
 from och_dist.stop import Listener
+from tests.support import cluster_tasks as work
+from tests.support.cluster_help import Separate, wait_until
+from tests.support.cluster_tasks import Attempt
 
 COUNTS = (1, 7, 8, 9, 64, 65)
 ERRORS = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.OchError)]

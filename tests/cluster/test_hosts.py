@@ -20,9 +20,19 @@ from typing import Any
 
 import psutil
 import pytest
-from board import DASK_SERIES, DOCKER, OCH_SERIES, expressions
-from cluster_help import CODE_CHUNK, ROWS, Processes, Reference, tree, wait_until, workers_of
-from deployed import HOSTS, THREAD_LIMITS, Deployed, client_tls, free_port, make_certs, start_scripts, two_machines
+
+from tests.support.board import DASK_SERIES, DOCKER, OCH_SERIES, expressions
+from tests.support.cluster_help import CODE_CHUNK, ROWS, Processes, Reference, tree, wait_until, workers_of
+from tests.support.deployed import (
+    HOSTS,
+    THREAD_LIMITS,
+    Deployed,
+    client_tls,
+    free_port,
+    make_certs,
+    start_scripts,
+    two_machines,
+)
 
 pytest.importorskip("cryptography")
 

@@ -8,10 +8,10 @@ import signal
 from pathlib import Path
 
 import numpy as np
-from cluster_help import Processes, clustered_rows, wait_until, workers_of
 
 from och_dist.evaluate.comparison import compare
 from och_dist.ingest import stage as ingest
+from tests.support.cluster_help import Processes, clustered_rows, wait_until, workers_of
 
 METHODS, BITS, REPEATS, QUERIES, TRAIN_ROWS = ["lsh", "itq", "pca-frame"], [16, 32], 2, 200, 1500
 CELLS = len(METHODS) * len(BITS) * REPEATS

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from cluster_help import CODE_CHUNK, DIM, ROWS, Processes, Reference, tree, wait_until, workers_of
 
 from och_dist.encode import stage as encode
 from och_dist.ingest import stage as ingest
 from och_dist.store.corpus import open_corpus
 from och_dist.upkeep.verification import verify
+from tests.support.cluster_help import CODE_CHUNK, DIM, ROWS, Processes, Reference, tree, wait_until, workers_of
 
 CHUNKS = -(-ROWS // CODE_CHUNK)
 LOCAL = ("--workers", 2, "--no-dashboard")

@@ -10,17 +10,17 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import cluster_tasks as work
 import dask
 import psutil
 import pytest
 import threadpoolctl
-from cluster_help import Processes, family, start_separate
 
 from och_dist.cluster.connection import ClusterOptions, check_memory, connect, dashboard_link, worker
 from och_dist.cluster.connection import connection as cluster
 from och_dist.cluster.tasks import map_tasks
 from och_dist.errors import ClusterError, UsageError
+from tests.support import cluster_tasks as work
+from tests.support.cluster_help import Processes, family, start_separate
 
 LOOPBACK = {"127.0.0.1", "::1"}
 

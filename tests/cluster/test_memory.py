@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import psutil
-from cluster_help import Processes, workers_of
 
 from och_dist.ingest import stage as ingest
 from och_dist.store.arrays import ArraySpec, chunk_key, create_array
@@ -20,6 +19,7 @@ from och_dist.store.objects import open_objects
 from och_dist.store.segments import Segment, vectors_prefix
 from och_dist.store.versions import commit_version
 from och_dist.train import stage as train
+from tests.support.cluster_help import Processes, workers_of
 
 GIGABYTE = 1_000_000_000
 DIM, CHUNK_ROWS, CHUNKS = 960, 8192, 128

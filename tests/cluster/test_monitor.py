@@ -8,10 +8,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-import cluster_tasks as work
 import numpy as np
 import pytest
-from cluster_help import PARAMS, ROUNDS, ROWS, Processes, Reference, start_separate, wait_until
 
 from och_dist import events
 from och_dist.cluster.connection import ClusterOptions, connect, dashboard_link
@@ -22,6 +20,8 @@ from och_dist.monitor.progress import log_progress
 from och_dist.search.searcher import open_index
 from och_dist.stage import Context
 from och_dist.train.stage import train
+from tests.support import cluster_tasks as work
+from tests.support.cluster_help import PARAMS, ROUNDS, ROWS, Processes, Reference, start_separate, wait_until
 
 
 def get(url: str) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cluster_help import ROWS, Processes, Reference, Separate, wait_until
-from devtools import Page, browser
-from test_tls import make_certs, options, start_secured, words
 
 from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.store.index import open_version
+from tests.cluster.test_tls import make_certs, options, start_secured, words
+from tests.support.cluster_help import ROWS, Processes, Reference, Separate, wait_until
+from tests.support.devtools import Page, browser
 
 CHUNK = 25
 CHUNKS = ROWS // CHUNK

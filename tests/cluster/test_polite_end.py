@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster_help import HERE, Processes, wait_until
-from polite_driver import TASKS
+
+from tests.support.cluster_help import Processes, wait_until
+from tests.support.polite_driver import TASKS
 
 
 def traces(folder: Path, kind: str) -> set[str]:
@@ -20,7 +21,9 @@ def traces(folder: Path, kind: str) -> set[str]:
 def start(processes: Processes, folder: Path, workers: int, seconds: float, grace: float) -> subprocess.Popen[str]:
     """A driver whose first task is under way."""
     folder.mkdir()
-    run = processes.start(sys.executable, HERE / "polite_driver.py", folder, str(workers), str(seconds), str(grace))
+    run = processes.start(
+        sys.executable, "-m", "tests.support.polite_driver", folder, str(workers), str(seconds), str(grace)
+    )
     wait_until(lambda: traces(folder, "begun") or run.poll() is not None, 120)
     assert run.poll() is None, processes.log(run)
     return run

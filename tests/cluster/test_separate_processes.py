@@ -8,10 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster_help import CODE_CHUNK, PARAMS, ROUNDS, ROWS, Processes, Reference, Separate, tree, wait_until
 
 from och_dist.search import stage as search
 from och_dist.upkeep.verification import verify
+from tests.support.cluster_help import (
+    CODE_CHUNK,
+    PARAMS,
+    ROUNDS,
+    ROWS,
+    Processes,
+    Reference,
+    Separate,
+    tree,
+    wait_until,
+)
 
 
 def test_the_whole_job(separate: Separate, processes: Processes, reference: Reference, tmp_path: Path) -> None:

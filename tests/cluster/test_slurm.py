@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cluster_help import CODE_CHUNK, Processes, Reference, tree, wait_until
-from deployed import TOP, make_certs
-from slurm_help import Slurm, start_slurm
+
+from tests.support.cluster_help import CODE_CHUNK, Processes, Reference, tree, wait_until
+from tests.support.deployed import TOP, make_certs
+from tests.support.slurm_help import Slurm, start_slurm
 
 pytest.importorskip("dask_jobqueue")
 pytest.importorskip("cryptography")
@@ -111,7 +112,7 @@ def test_the_script_of_a_worker_job(certs: Path, tmp_path: Path) -> None:
     )
     subprocess.run(["bash", "-n"], input=ended.stdout, text=True, check=True, timeout=10)
     for part in ("#SBATCH -t 01:00:00", "#SBATCH --requeue", "#SBATCH --cpus-per-task=8", "--nworkers 8 --nanny",
-                 "--lifetime 53m --lifetime-stagger 2m --preload och_dist.cluster.worker", "--dashboard-address 127.0.0.1:0",
+                 "--lifetime 53m --lifetime-stagger 2m --preload och_dist.worker", "--dashboard-address 127.0.0.1:0",
                  f"--tls-cert {certs}/worker.pem"):  # fmt: skip
         assert part in ended.stdout
 

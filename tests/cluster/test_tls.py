@@ -19,15 +19,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import cluster_tasks as work
 import dask
 import psutil
 import pytest
-from cluster_help import CODE_CHUNK, ROWS, Processes, Reference, Separate, family, tree, wait_until
 
 from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.cluster.tasks import map_tasks
 from och_dist.errors import ClusterError, OchError, UsageError
+from tests.support import cluster_tasks as work
+from tests.support.cluster_help import CODE_CHUNK, ROWS, Processes, Reference, Separate, family, tree, wait_until
 
 pytest.importorskip("cryptography")
 MAKE_CERTS = Path(__file__).parents[2] / "cluster" / "tls" / "make-certs"

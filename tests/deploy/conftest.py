@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from deploy_help import make_certs
+
+from tests.support.deploy_help import make_certs
 
 
 @pytest.fixture(scope="session")

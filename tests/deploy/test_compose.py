@@ -18,7 +18,8 @@ from typing import Any
 import jsonschema
 import pytest
 from dask.utils import parse_bytes
-from deploy_help import CLUSTER, TOP, documents, parse
+
+from tests.support.deploy_help import CLUSTER, TOP, documents, parse
 
 DOCKER = CLUSTER / "docker"
 
@@ -129,7 +130,7 @@ def test_commands_of_compose(compose: dict[str, Any], certs: Path) -> None:
     assert (worker["nanny"], worker["dashboard_address"], worker["preload"]) == (
         True,
         ":8788",
-        ("och_dist.cluster.worker",),
+        ("och_dist.worker",),
     )
     limit = services["worker"]["deploy"]["resources"]["limits"]["memory"]
     assert int(worker["n_workers"]) * parse_bytes(worker["memory_limit"]) < parse_bytes(f"{limit}ib")

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from board import DASK_SERIES, DOCKER, OCH_SERIES, board, expressions
-from deploy_help import CLUSTER, TOP, documents, parse, run, scripts, tool
+
+from tests.support.board import DASK_SERIES, DOCKER, OCH_SERIES, board, expressions
+from tests.support.deploy_help import CLUSTER, TOP, documents, parse, run, scripts, tool
 
 SCRIPTS = [pytest.param(path, language, id=str(path.relative_to(CLUSTER))) for path, language in scripts()]
 

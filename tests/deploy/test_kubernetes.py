@@ -11,7 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 from dask.utils import parse_bytes
-from deploy_help import CLUSTER, TOP, documents, parse
+
+from tests.support.deploy_help import CLUSTER, TOP, documents, parse
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 operator_package = pytest.importorskip("dask_kubernetes")

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from command import Job, published, refused, small_rows
-from faults.ground import Ground, Place
-from faults.runner import Fault, Harm
-from test_illegal_input import BAD_INPUT, INTEGRITY, USAGE, WRITERS, adopted, save
 
 from och_dist.store.versions import seal, unseal
+from tests.faults.ground import Ground, Place
+from tests.faults.runner import Fault, Harm
+from tests.support.command import Job, published, refused, small_rows
+from tests.test_illegal_input import BAD_INPUT, INTEGRITY, USAGE, WRITERS, adopted, save
 
 Words = list[object]
 Prepare = Callable[[Path, Job], Words]

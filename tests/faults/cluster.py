@@ -8,16 +8,15 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster_help import HERE, wait_until
-from faults.ground import NOTHING, Ground, check_visible
-from faults.processes import Scene, Words, await_progress, await_that, check_codes, ended
-from faults.runner import Fault, NotDelivered
-from faults.sabotage import POISON
-from index_help import live_codes
-
 from och_dist.encode.stage import encode
 from och_dist.train.stage import train
 from och_dist.upkeep.housekeeping import gc
+from tests.faults.ground import NOTHING, Ground, check_visible
+from tests.faults.processes import Scene, Words, await_progress, await_that, check_codes, ended
+from tests.faults.runner import Fault, NotDelivered
+from tests.faults.sabotage import POISON
+from tests.support.cluster_help import TOP, wait_until
+from tests.support.index_help import live_codes
 
 ALONE: Words = ("--workers", 0)
 INCOMPLETE, UNAVAILABLE = 5, 7
@@ -53,7 +52,7 @@ class Remote(Scene):
         if self.deed:
             words += ["--preload", "faults.sabotage"]
             env |= {"OCH_SABOTAGE": self.deed, "OCH_SABOTAGE_FOLDER": str(self.shed)}
-            env |= {"PYTHONPATH": os.pathsep.join((str(HERE), str(HERE.parent)))}
+            env |= {"PYTHONPATH": str(TOP)}
         return self.running.dask("worker", *words, *self.local(), env=env)
 
     @property

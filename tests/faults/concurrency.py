@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from faults.ground import CHUNK, FIRST, NOTHING, Ground, check_index, compare, race
-from faults.runner import Fault, Harm, NotDelivered
-from index_help import live_codes
 
 from och_dist.encode import publication as publish_stage
 from och_dist.encode.stage import encode
 from och_dist.store.index import find_index, open_version
 from och_dist.store.versions import version_numbers
 from och_dist.upkeep.verification import verify
+from tests.faults.ground import CHUNK, FIRST, NOTHING, Ground, check_index, compare, race
+from tests.faults.runner import Fault, Harm, NotDelivered
+from tests.support.index_help import live_codes
 
 DRIVER = """
 import sys

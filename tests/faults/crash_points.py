@@ -7,8 +7,19 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from crashes import Crash, How, fail_at
-from faults.ground import (
+from och_dist.encode.publication import publish
+from och_dist.encode.stage import encode
+from och_dist.errors import OchError
+from och_dist.ingest.stage import ingest
+from och_dist.store.corpus import find_corpus
+from och_dist.store.index import open_version
+from och_dist.store.model import split_model_path
+from och_dist.train.stage import train
+from och_dist.upkeep.compaction import compact
+from och_dist.upkeep.deletion import delete
+from och_dist.upkeep.housekeeping import gc, status
+from och_dist.upkeep.verification import verify
+from tests.faults.ground import (
     BITS,
     CHUNK,
     DELETED,
@@ -24,20 +35,8 @@ from faults.ground import (
     check_visible,
     compare,
 )
-from faults.runner import Fault, Harm, NotDelivered
-
-from och_dist.encode.publication import publish
-from och_dist.encode.stage import encode
-from och_dist.errors import OchError
-from och_dist.ingest.stage import ingest
-from och_dist.store.corpus import find_corpus
-from och_dist.store.index import open_version
-from och_dist.store.model import split_model_path
-from och_dist.train.stage import train
-from och_dist.upkeep.compaction import compact
-from och_dist.upkeep.deletion import delete
-from och_dist.upkeep.housekeeping import gc, status
-from och_dist.upkeep.verification import verify
+from tests.faults.runner import Fault, Harm, NotDelivered
+from tests.support.crashes import Crash, How, fail_at
 
 HOWS: tuple[How, ...] = ("before", "after", "full", "lost")
 SHORT = 40

@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from faults.ground import NOTHING, Ground, check_visible
-from faults.processes import Scene, await_progress, check_codes, ended
-from faults.runner import Fault, NotDelivered, Skipped
+from tests.faults.ground import NOTHING, Ground, check_visible
+from tests.faults.processes import Scene, await_progress, check_codes, ended
+from tests.faults.runner import Fault, NotDelivered, Skipped
 
 INCOMPLETE = 5
 SECONDS = 240.0

@@ -18,12 +18,8 @@ import click
 import numpy as np
 import zarr
 from click.testing import CliRunner, Result
-from command import published, small_rows
-from faults.ground import CHUNK, Ground, Place
-from faults.runner import Fault, Harm, NotDelivered
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from test_illegal_input import WRITERS
 
 from och_dist.cli.app import cli
 from och_dist.encode.stage import encode
@@ -32,6 +28,10 @@ from och_dist.sources.base import is_accepted
 from och_dist.store.corpus import open_corpus
 from och_dist.store.versions import seal
 from och_dist.upkeep.verification import verify
+from tests.faults.ground import CHUNK, Ground, Place
+from tests.faults.runner import Fault, Harm, NotDelivered
+from tests.support.command import published, small_rows
+from tests.test_illegal_input import WRITERS
 
 DONE, USAGE, BAD_INPUT, INTEGRITY, INCOMPLETE = 0, 2, 3, 4, 5
 DIM = 8

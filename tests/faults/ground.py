@@ -10,8 +10,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from faults.runner import Harm, NotDelivered
-from index_help import live_codes, without
 
 from och_dist.encode.stage import encode
 from och_dist.ingest.stage import ingest
@@ -22,6 +20,8 @@ from och_dist.store.objects import open_objects
 from och_dist.train.stage import train
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.verification import verify
+from tests.faults.runner import Harm, NotDelivered
+from tests.support.index_help import live_codes, without
 
 FIRST, ROWS, DIM, BITS, CHUNK, MODELS = 140, 200, 8, 12, 32, 3
 DELETED = "3,40-70"

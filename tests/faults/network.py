@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster_help import wait_until
-from faults.ground import NOTHING, Ground, check_visible
-from faults.processes import Scene, await_progress, check_codes, ended
-from faults.runner import Fault, NotDelivered, Skipped
+from tests.faults.ground import NOTHING, Ground, check_visible
+from tests.faults.processes import Scene, await_progress, check_codes, ended
+from tests.faults.runner import Fault, NotDelivered, Skipped
+from tests.support.cluster_help import wait_until
 
 SECONDS = 300.0
 LONG_WAIT = 200.0

@@ -14,13 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from faults.concurrency import DRIVER
-from faults.crash_points import CrashPoint, Flow, flows
-from faults.ground import CHUNK, FIRST, GONE, ROWS, Ground, Place, check_index, compare, race
-from faults.runner import Fault, Harm, NotDelivered, Skipped
-from index_help import live_codes
-from s3_service import BUCKET, App, OneAtATime, cut, failed, s3_service
-
 from och_dist.encode.publication import publish
 from och_dist.encode.stage import encode
 from och_dist.errors import ConflictError, OchError
@@ -32,6 +25,12 @@ from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.housekeeping import status
 from och_dist.upkeep.verification import verify
+from tests.faults.concurrency import DRIVER
+from tests.faults.crash_points import CrashPoint, Flow, flows
+from tests.faults.ground import CHUNK, FIRST, GONE, ROWS, Ground, Place, check_index, compare, race
+from tests.faults.runner import Fault, Harm, NotDelivered, Skipped
+from tests.support.index_help import live_codes
+from tests.support.s3_service import BUCKET, App, OneAtATime, cut, failed, s3_service
 
 Lapse = Literal["lost", "cut", "busy", "raced", "denied"]
 LAPSES: tuple[Lapse, ...] = ("lost", "cut", "busy", "raced", "denied")

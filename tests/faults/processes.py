@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 import psutil
-from cluster_help import Processes, clustered_rows, workers_of
-from faults.ground import Ground, check_index
-from faults.runner import Harm, NotDelivered
-from index_help import live_codes
 
 from och_dist.encode.stage import encode
 from och_dist.ingest.stage import ingest
 from och_dist.store.corpus import open_corpus
 from och_dist.train.stage import train
 from och_dist.upkeep.verification import verify
+from tests.faults.ground import Ground, check_index
+from tests.faults.runner import Harm, NotDelivered
+from tests.support.cluster_help import Processes, clustered_rows, workers_of
+from tests.support.index_help import live_codes
 
 ROWS, MORE, DIM, CHUNK = 6_000, 4_000, 16, 32
 LOCAL: tuple[object, ...] = ("--workers", 2, "--no-dashboard")

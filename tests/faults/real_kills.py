@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 import psutil
-from faults.ground import NOTHING, Ground, check_visible
-from faults.processes import (
+
+from och_dist.store.corpus import find_corpus
+from tests.faults.ground import NOTHING, Ground, check_visible
+from tests.faults.processes import (
     CHUNK,
     LOCAL,
     MORE,
@@ -28,9 +30,7 @@ from faults.processes import (
     remember_workers,
     stored,
 )
-from faults.runner import Fault, Harm, NotDelivered
-
-from och_dist.store.corpus import find_corpus
+from tests.faults.runner import Fault, Harm, NotDelivered
 
 Work = Literal["ingest", "ingest more", "encode", "encode more"]
 HERE: Words = ("--workers", 0)

@@ -10,12 +10,9 @@ from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), *(str(TESTS / name) for name in ("stages", "cluster", "store"))]
-
-from faults.ground import Ground  # noqa: E402
-from faults.guards import GUARDS, broken  # noqa: E402
-from faults.runner import Tally, run_group, table  # noqa: E402
+from tests.faults.ground import Ground
+from tests.faults.guards import GUARDS, broken
+from tests.faults.runner import Tally, run_group, table
 
 GROUPS = (
     "crash_points",
@@ -36,7 +33,7 @@ LONG_ONLY: tuple[str, ...] = ("disk", "network")
 
 def run(group: str, ground: Ground, only: Collection[str] | None = None) -> Tally:
     """Deliver the faults of a group, which is a module of this folder; ``only`` names some of them."""
-    faults = import_module(f"faults.{group}").faults(ground)
+    faults = import_module(f"tests.faults.{group}").faults(ground)
     chosen = (fault for fault in faults if only is None or fault.name in only)
     return run_group(group.replace("_", " "), chosen)
 

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cluster_help import LOOPBACK, listening, wait_until
-from command import refused, small_rows
-from faults.ground import Ground, Place, compare
-from faults.processes import Scene, await_progress
-from faults.runner import Fault, NotDelivered, Skipped
-from test_illegal_input import BAD_INPUT, INTEGRITY, USAGE, adopted
 
 from och_dist.errors import BadInputError, UsageError
 from och_dist.sources.archive import extract
 from och_dist.store.model import split_model_path
 from och_dist.store.versions import seal, sha256, unseal
+from tests.faults.ground import Ground, Place, compare
+from tests.faults.processes import Scene, await_progress
+from tests.faults.runner import Fault, NotDelivered, Skipped
+from tests.support.cluster_help import LOOPBACK, listening, wait_until
+from tests.support.command import refused, small_rows
+from tests.test_illegal_input import BAD_INPUT, INTEGRITY, USAGE, adopted
 
 CLUSTER = 7
 SECONDS = 240.0
@@ -314,7 +314,7 @@ class Certificates:
         self.ground = ground
 
     def deliver(self) -> None:
-        from test_tls import MAKE_CERTS
+        from tests.cluster.test_tls import MAKE_CERTS
 
         self.folder = self.ground.fresh() / "certs"
         made = subprocess.run([sys.executable, MAKE_CERTS, self.folder], umask=0, capture_output=True, timeout=60)
@@ -336,7 +336,7 @@ class Certificates:
                 raise AssertionError(f"{path.name} is not valid for a clock that is slow")
         key = self.folder / "client.key"
         key.chmod(0o644)
-        from test_tls import words
+        from tests.cluster.test_tls import words
 
         words_of = ("encode", "corpus", "index", "--model", "model", "--workers", "1", *words(self.folder))
         refused(USAGE, "can read the private key .*chmod 600", *words_of)
@@ -346,7 +346,7 @@ class Strangers(Scene):
     """A TLS cluster, and commands of people without the right certificate: each is told why, and nothing runs."""
 
     def fail(self) -> int:
-        from test_tls import load_maker, make_certs, make_strangers, start_secured, words
+        from tests.cluster.test_tls import load_maker, make_certs, make_strangers, start_secured, words
 
         certs = self.folder / "certs"
         if make_certs(certs).returncode:
@@ -372,7 +372,7 @@ class Strangers(Scene):
         return len(cases)
 
     def look(self) -> None:
-        from faults.processes import check_codes, ended
+        from tests.faults.processes import check_codes, ended
 
         for name, (run, text) in self.tried.items():
             said = ended(run, self.running, (CLUSTER,), 60)
@@ -391,7 +391,8 @@ class StrangeDask(Strangers):
     def fail(self) -> int:
         super().fail()
         from distributed import Client, Security
-        from test_tls import options
+
+        from tests.cluster.test_tls import options
 
         self.ran = []
         tries = ("own", "wrong", "expired")

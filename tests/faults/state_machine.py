@@ -15,14 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from crashes import Crash, How, fail_at
-from faults.ground import Ground, Place
-from faults.runner import Fault, Harm, NotDelivered
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from index_help import live_codes, without
-from test_verify import damage
 
 from och_dist.encode.publication import CLAIMS, COLLECTED, publish
 from och_dist.encode.stage import encode
@@ -37,6 +32,11 @@ from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.housekeeping import gc, status
 from och_dist.upkeep.verification import verify
+from tests.faults.ground import Ground, Place
+from tests.faults.runner import Fault, Harm, NotDelivered
+from tests.support.crashes import Crash, How, fail_at
+from tests.support.index_help import live_codes, without
+from tests.upkeep.test_verify import damage
 
 POOL, CHUNK = 150, 16
 RUNS, SHORT_RUNS, BATCH = 200, 20, 20

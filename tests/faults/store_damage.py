@@ -7,10 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.ground import CHUNK, FIRST, GONE, NOTHING, ROWS, Ground, Place, append, check_index, check_visible
-from faults.runner import Fault, Harm, NotDelivered
-from test_verify import damage
-
 from och_dist.encode.publication import publish
 from och_dist.encode.stage import encode
 from och_dist.errors import OchError
@@ -19,6 +15,9 @@ from och_dist.store.corpus import open_corpus
 from och_dist.store.index import open_version
 from och_dist.upkeep.housekeeping import gc, status
 from och_dist.upkeep.verification import verify
+from tests.faults.ground import CHUNK, FIRST, GONE, NOTHING, ROWS, Ground, Place, append, check_index, check_visible
+from tests.faults.runner import Fault, Harm, NotDelivered
+from tests.upkeep.test_verify import damage
 
 HOWS = {"flip": "flip middle", "cut": "cut", "empty": "empty", "delete": "delete"}
 Finder = Callable[[Place], Path]

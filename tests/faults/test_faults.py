@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults.ground import Ground
-from faults.guards import GUARDS, broken
-from faults.run import GROUPS, LONG_ONLY, prepare, run
+
+from tests.faults.ground import Ground
+from tests.faults.guards import GUARDS, broken
+from tests.faults.run import GROUPS, LONG_ONLY, prepare, run
 
 
 @pytest.mark.timeout(600)  # each fault has a deadline of its own

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import facts
 
 from och_dist.store.index import model_objects, open_version
 from och_dist.store.jobs import done_chunks, list_jobs
 from och_dist.store.model import load_model
 from och_dist.store.objects import open_objects
+from tests.support.command import facts
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipelines" / "nightly.toml"
 DIM, FIRST, SECOND, THIRD, FOURTH, CODE_CHUNK = 16, 3_000, 2_500, 9_000, 2_500, 16

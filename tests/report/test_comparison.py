@@ -14,10 +14,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from command import facts, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_results import REFUSAL, made_results
 
 from och_dist.errors import BadInputError, UsageError
 from och_dist.ingest.stage import generate
@@ -27,6 +25,8 @@ from och_dist.report.results import BASELINES, METRICS, Figure, Results, Series
 from och_dist.report.svg import Scale, element, nice_ticks, spaced
 from och_dist.report.tables import comma_separated, markdown, tables
 from och_dist.report.words import headline, outside, signed, verdicts, winners
+from tests.support.command import facts, refused
+from tests.support.made_results import REFUSAL, made_results
 
 BITS = (32, 64, 128)
 

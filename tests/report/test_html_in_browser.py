@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_results import made_results
 
 from och_dist.report.html import page
 from och_dist.report.results import Results
+from tests.support.made_results import made_results
 
 WIDTHS = (360, 1400)
 FLAGS = (

@@ -1,0 +1,512 @@
+"""Every way to search gives what brute force gives: held here, read each time, or on the workers of a cluster."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client, LocalCluster
+
+from och_dist.encode.stage import encode
+from och_dist.errors import BadInputError, UsageError
+from och_dist.evaluate.exact_truth import truth
+from och_dist.ingest.stage import ingest
+from och_dist.kernels.packing import unpack_bits
+from och_dist.search import choice as choose
+from och_dist.search import placement as holders
+from och_dist.search import searcher as stage
+from och_dist.search.bucket_tables import build_tables
+from och_dist.search.plan import Plan
+from och_dist.search.questions import TopK, partitions_of
+from och_dist.search.searcher import Searcher, open_index
+from och_dist.search.stage import search
+from och_dist.sources.queries import open_queries
+from och_dist.stage import Context
+from och_dist.store.radius_results import load_radius
+from och_dist.store.results import open_neighbors
+from och_dist.upkeep.compaction import compact
+from och_dist.upkeep.deletion import delete
+from tests.support.stage_data import BITS, clustered, corpus_of
+
+ROWS = 700
+DELETED = [0, 5, *range(130, 200), 699]
+WAYS: dict[str, dict[str, Any]] = {
+    "one thread": {"threads": 1},
+    "three threads": {"threads": 3},
+    "read each time": {"threads": 1, "resident": False},
+    "read each time by two threads": {"threads": 2, "resident": False},
+    "on workers": {"client": True, "resident": True},
+    "copies on workers": {"client": True, "copies": True},
+    "on workers, read each time": {"client": True, "resident": False},
+    "bucket tables": {"threads": 2, "method": "multi-index"},
+    "bucket tables on workers": {"client": True, "method": "multi-index"},
+}
+KINDS = ("plain", "deleted", "compacted")
+
+
+@pytest.fixture(scope="module")
+def queries() -> np.ndarray:
+    return clustered(9, seed=9)
+
+
+@pytest.fixture(scope="module")
+def names() -> np.ndarray:
+    return np.array([f"row-{row * 7919 % 1000:03}-ü" for row in range(ROWS)])
+
+
+@pytest.fixture(scope="module")
+def indexes(
+    vectors: np.ndarray, model: str, names: np.ndarray, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """The same rows in two segments and chunks of 60: whole, with deleted rows, and with these dropped."""
+    folder = tmp_path_factory.mktemp("searched")
+    made = {}
+    np.save(folder / "ids-a.npy", names[:500])
+    np.save(folder / "ids-b.npy", names[500:])
+    np.save(folder / "a.npy", vectors[:500])
+    np.save(folder / "b.npy", vectors[500:ROWS])
+    for part in "ab":
+        ingest(
+            [f"{folder}/{part}.npy"], f"{folder}/corpus", ids=[f"{folder}/ids-{part}.npy"], chunk_rows=64, append=True
+        )
+        for kind in KINDS:
+            made[kind] = f"{folder}/{kind}"
+            encode(f"{folder}/corpus", made[kind], model=model, chunk_rows=60)
+    for kind in ("deleted", "compacted"):
+        delete(made[kind], rows=DELETED)
+    compact(made["compacted"], chunk_rows=128)
+    for kind in KINDS:
+        build_tables(made[kind], partition_rows=256, least_rows=1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0", protocol="inproc://"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(params=list(WAYS))
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    options = dict(WAYS[request.param])
+    monkeypatch.setattr(holders, "COPIED_BYTES", 1 << 20 if options.pop("copies", False) else 0)
+    monkeypatch.setattr(holders, "FEW_QUERIES", 4)
+    monkeypatch.setattr(holders, "FEW_ROWS", 256)
+    if options.pop("client", False):
+        options["client"] = request.getfixturevalue("client")
+    return options
+
+
+class Oracle:
+    """Distances of every query to every row, and the rows that may be returned."""
+
+    def __init__(self, vectors: np.ndarray, searcher: Searcher, queries: np.ndarray, kind: str) -> None:
+        hasher = searcher.model.hasher
+        self.rows = np.arange(ROWS)
+        self.live = np.ones(ROWS, bool)
+        if kind != "plain":
+            self.live[DELETED] = False
+        bits, asked = (unpack_bits(hasher.encode_block(x), BITS) for x in (vectors[:ROWS], queries))
+        differ = bits[None] != asked[:, None]
+        self.hamming = differ.sum(axis=2)
+        self.spherical = 10 * self.hamming / (10 * (bits[None] & asked[:, None]).sum(axis=2) + 1)
+        _, weights, scales = hasher.query_weights(queries)
+        self.asymmetric = (differ * weights[:, None]).sum(axis=2) * scales[:, None]
+        self.euclidean = np.sqrt(((vectors[None, :ROWS].astype(float) - queries[:, None]) ** 2).sum(axis=2))
+
+    def top(self, distances: np.ndarray, k: int, live: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        rows = self.rows[self.live if live is None else self.live & live]
+        order = np.argsort(distances[:, rows], axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(distances[:, rows], order, 1), rows[order]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_way_is_brute_force(
+    kind: str, way: dict[str, Any], indexes: dict[str, str], vectors: np.ndarray, queries: np.ndarray, names: np.ndarray
+) -> None:
+    half = np.arange(ROWS) % 2 == 0
+    with open_index(indexes[kind], **way) as searcher:
+        oracle = Oracle(vectors, searcher, queries, kind)
+        for ranking in ("hamming", "asymmetric", "spherical"):
+            for k in (1, 30, 1000):
+                found = searcher.search(queries, k=k, ranking=ranking)
+                distances, rows = oracle.top(getattr(oracle, ranking), k)
+                np.testing.assert_array_equal(found.rows, rows)
+                np.testing.assert_array_equal(found.distances, distances)
+        single = searcher.search(queries[:1], k=30, ids=True)
+        np.testing.assert_array_equal(single.rows, oracle.top(oracle.hamming, 30)[1][:1])
+        assert single.ids is not None
+        np.testing.assert_array_equal(single.ids, names[single.rows])
+        for chosen, live in (
+            ({"only": half}, half),
+            ({"without": half}, ~half),
+            ({"only": range(100, 160), "without": [120, 121]}, np.isin(oracle.rows, np.r_[100:120, 122:160])),
+            ({"only": [3]}, oracle.rows == 3),
+            ({"only": []}, np.zeros(ROWS, bool)),
+        ):
+            found = searcher.search(queries, k=40, **chosen)
+            distances, rows = oracle.top(oracle.hamming, 40, live)
+            np.testing.assert_array_equal(found.rows, rows)
+            np.testing.assert_array_equal(found.distances, distances)
+            within = searcher.radius(queries, radius=5, **chosen)
+            counts = searcher.histogram(queries, **chosen)
+            for query in range(len(queries)):
+                place = slice(within.indptr[query], within.indptr[query + 1])
+                distances, rows = (part[query] for part in oracle.top(oracle.hamming, ROWS, live))
+                np.testing.assert_array_equal(within.rows[place], rows[distances <= 5])
+                np.testing.assert_array_equal(within.distances[place], distances[distances <= 5])
+                np.testing.assert_array_equal(counts[query], np.bincount(distances, minlength=BITS + 1))
+
+
+@pytest.mark.parametrize("by", ["euclidean", "asymmetric"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_candidates_are_ranked_anew(
+    by: str, kind: str, way: dict[str, Any], indexes: dict[str, str], vectors: np.ndarray, queries: np.ndarray
+) -> None:
+    with open_index(indexes[kind], **way) as searcher:
+        oracle = Oracle(vectors, searcher, queries, kind)
+        found = searcher.search(queries, k=10, rerank=60, rerank_by=by)
+        candidates = oracle.top(oracle.hamming, 60)[1]
+        for query in range(len(queries)):
+            mask = np.isin(oracle.rows, candidates[query])
+            distances, rows = oracle.top(getattr(oracle, by)[query : query + 1], 10, mask)
+            np.testing.assert_array_equal(found.rows[query], rows[0])
+            np.testing.assert_allclose(found.distances[query], distances[0], rtol=1e-12)
+
+
+def test_small_batches_and_few_pairs(
+    way: dict[str, Any], indexes: dict[str, str], queries: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_index(indexes["deleted"], **way) as searcher:
+        whole = searcher.search(queries, k=20, rerank=50)
+        within = searcher.radius(queries, radius=4)
+        monkeypatch.setattr(stage, "batch_size", lambda k: 2)
+        monkeypatch.setattr("och_dist.search.reranking.MAX_PAIRS", 120)
+        monkeypatch.setattr(stage, "RADIUS_MATCHES", 30)
+        parts = searcher.search(queries, k=20, rerank=50)
+        np.testing.assert_array_equal(parts.rows, whole.rows)
+        np.testing.assert_array_equal(parts.distances, whole.distances)
+        again = searcher.radius(queries, radius=4)
+        for name in ("indptr", "rows", "distances"):
+            np.testing.assert_array_equal(getattr(again, name), getattr(within, name))
+
+
+def test_an_index_of_deleted_rows(way: dict[str, Any], vectors: np.ndarray, model: str, tmp_path: Path) -> None:
+    index = str(tmp_path / "index")
+    encode(corpus_of(tmp_path, vectors[:70]), index, model=model, chunk_rows=32)
+    build_tables(index, least_rows=1)
+    delete(index, rows=range(70))
+    for _ in range(1 if way.get("method") else 2):
+        with open_index(index, **way) as searcher:
+            assert searcher.search(vectors[:3], k=5).rows.shape == (3, 0)
+            assert searcher.search(vectors[:3], k=5, rerank=9).rows.shape == (3, 0)
+            assert searcher.radius(vectors[:3], radius=20).indptr.tolist() == [0, 0, 0, 0]
+            assert not searcher.histogram(vectors[:3]).any()
+        compact(index)
+
+
+def test_closing_lets_go_and_searching_loads_again(
+    way: dict[str, Any], indexes: dict[str, str], queries: np.ndarray
+) -> None:
+    searcher = open_index(indexes["plain"], **way)
+    first = searcher.search(queries, k=5)
+    searcher.close()
+    if (client := way.get("client")) is not None:
+        deadline = time.monotonic() + 20
+        while any("hold_codes" in str(key) for keys in client.has_what().values() for key in keys):
+            assert time.monotonic() < deadline, "the workers still hold the codes"
+            time.sleep(0.05)
+    np.testing.assert_array_equal(searcher.search(queries, k=5).rows, first.rows)
+    searcher.close()
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".npz", ".parquet", ".jsonl"])
+@pytest.mark.parametrize("ids", [False, True])
+def test_radius_results_are_written(
+    suffix: str, ids: bool, indexes: dict[str, str], queries: np.ndarray, names: np.ndarray, tmp_path: Path
+) -> None:
+    output = tmp_path / f"found{suffix}"
+    report = search(indexes["deleted"], queries, radius=4, output=str(output), ids=ids)
+    with open_index(indexes["deleted"]) as searcher:
+        expected = searcher.radius(queries, radius=4)
+    assert report.facts["found"] == len(expected.rows) > 0
+    lists = [expected.rows[a:b].tolist() for a, b in zip(expected.indptr[:-1], expected.indptr[1:], strict=True)]
+    if suffix in (".zarr", ".npz"):
+        made: Any = load_radius(str(output)).__dict__ if suffix == ".zarr" else np.load(output)
+        for name in ("indptr", "rows", "distances"):
+            np.testing.assert_array_equal(made[name], getattr(expected, name))
+        if ids:
+            np.testing.assert_array_equal(made["ids"], names[expected.rows])
+        return
+    if suffix == ".parquet":
+        entries = pytest.importorskip("pyarrow.parquet").read_table(output).to_pylist()
+    else:
+        entries = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [entry["rows"] for entry in entries] == lists
+    if ids:
+        assert [entry["ids"] for entry in entries] == [names[rows].tolist() for rows in lists]
+    assert (output.parent / f".{output.name}").exists() is False
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".npz", ".parquet", ".jsonl"])
+def test_no_matches_are_written(suffix: str, indexes: dict[str, str], queries: np.ndarray, tmp_path: Path) -> None:
+    output = str(tmp_path / f"none{suffix}")
+    assert search(indexes["plain"], queries, radius=0, only=[], output=output).facts["found"] == 0
+    assert search(indexes["plain"], queries[:0], radius=3, output=output).facts["found"] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"none{suffix}"]
+
+
+def test_ids_are_kept_with_results(
+    indexes: dict[str, str], queries: np.ndarray, names: np.ndarray, tmp_path: Path
+) -> None:
+    for suffix in (".zarr", ".npz", ".parquet", ".jsonl"):
+        search(indexes["deleted"], queries, k=7, ids=True, output=str(tmp_path / f"found{suffix}"))
+    stored = open_neighbors(str(tmp_path / "found.zarr")).read(0, len(queries))
+    expected = names[stored.rows]
+    assert stored.ids is not None
+    np.testing.assert_array_equal(stored.ids, expected)
+    np.testing.assert_array_equal(np.load(tmp_path / "found.npz")["ids"], expected)
+    table = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "found.parquet")
+    assert table["ids"].to_pylist() == expected.tolist()
+    lines = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert [line["ids"] for line in lines] == expected.tolist()
+
+
+def test_rows_are_chosen_by_id_in_every_way(
+    way: dict[str, Any], indexes: dict[str, str], queries: np.ndarray, names: np.ndarray
+) -> None:
+    some = [600, 3, 7, 250]
+    with open_index(indexes["compacted"], **way) as searcher:
+        for by_id, by_row in (
+            ({"only_ids": names[some]}, {"only": some}),
+            ({"without_ids": list(names[some])}, {"without": some}),
+            ({"only": range(300), "without_ids": names[some]}, {"only": range(300), "without": some}),
+        ):
+            a, b = (searcher.search(queries, k=9, **chosen) for chosen in (by_id, by_row))
+            np.testing.assert_array_equal(a.rows, b.rows)
+            a, b = (searcher.radius(queries, radius=6, **chosen) for chosen in (by_id, by_row))
+            np.testing.assert_array_equal(a.rows, b.rows)
+            a, b = (searcher.histogram(queries, **chosen) for chosen in (by_id, by_row))
+            np.testing.assert_array_equal(a, b)
+        with pytest.raises(UsageError, match="leave out only or only_ids"):
+            searcher.search(queries, only=[1], only_ids=names[:1])
+
+
+def test_long_batches_are_asked_in_pieces_and_tell_of_them(
+    way: dict[str, Any], indexes: dict[str, str], queries: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_index(indexes["deleted"], **way) as searcher:
+        whole = searcher.search(queries, k=20, rerank=30), searcher.radius(queries, radius=6)
+        monkeypatch.setattr(choose, "MOST_PAIRS", 4 * ROWS)
+        monkeypatch.setattr(choose, "LEAST_QUERIES", 2)
+        parts = searcher.search(queries, k=20, rerank=30), searcher.radius(queries, radius=6)
+        for a, b in zip(whole, parts, strict=True):
+            np.testing.assert_array_equal(a.rows, b.rows)
+            np.testing.assert_array_equal(a.distances, b.distances)
+        told: list[int] = []
+        asked = stage.SearchOptions(k=20)
+        found = list(searcher.batches(open_queries(queries), asked, told.append))
+        assert len(found) == 1
+        assert sum(told) == len(queries)
+        assert len(told) > 1 or way.get("resident") is False
+        told.clear()
+        list(searcher.histogram_batches(open_queries(queries), asked.selection, told.append))
+        assert sum(told) == len(queries)
+
+
+def test_reading_codes_tells_of_every_partition(
+    indexes: dict[str, str], queries: np.ndarray, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holders, "partitions_of", lambda index, at_least: partitions_of(index, 4))
+    for way in ({"threads": 1}, {"threads": 2}, {"client": client}):
+        told: list[int] = []
+        with open_index(indexes["plain"], resident=False, **way) as searcher:
+            list(searcher.batches(open_queries(queries), stage.SearchOptions(k=3), told.append))
+        assert sum(told) == len(queries)
+        assert len(told) >= 3
+
+
+def test_histograms_are_written(indexes: dict[str, str], queries: np.ndarray, tmp_path: Path) -> None:
+    with open_index(indexes["deleted"]) as searcher:
+        expected = searcher.histogram(queries, only=range(400))
+    assert expected.sum() == len(queries) * (400 - sum(row < 400 for row in DELETED))
+    listed = search(indexes["deleted"], queries, histogram=True, only=range(400)).facts["histograms"]
+    assert [entry["counts"] for entry in listed] == expected.tolist()
+    for suffix in (".zarr", ".npz", ".parquet", ".jsonl"):
+        output = tmp_path / f"counts{suffix}"
+        for given, right in ((queries, expected), (queries[:0], expected[:0])):
+            assert (
+                search(indexes["deleted"], given, histogram=True, only=range(400), output=str(output)).status == "done"
+            )
+            if suffix == ".zarr":
+                found = zarr.open_array(output / "counts")[:]
+                again = search(indexes["deleted"], given, histogram=True, only=range(400), output=str(output))
+                assert again.status == "nothing to do"
+            elif suffix == ".npz":
+                found = np.load(output)["counts"]
+            elif suffix == ".parquet":
+                found = pytest.importorskip("pyarrow.parquet").read_table(output)["counts"].to_pylist()
+            else:
+                found = [json.loads(line)["counts"] for line in output.read_text().splitlines()]
+            np.testing.assert_array_equal(np.reshape(found, right.shape), right)
+    with pytest.raises(UsageError, match="leave out -k"):
+        search(indexes["deleted"], queries, histogram=True, k=3)
+
+
+@pytest.mark.parametrize("method", ["flat", "multi-index"])
+def test_later_partitions_of_a_worker_know_what_earlier_ones_found(
+    method: Any, indexes: dict[str, str], queries: np.ndarray, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The workers are threads of this process, so what they are asked can be seen."""
+    monkeypatch.setattr(holders, "partitions_of", lambda index, at_least: partitions_of(index, 5))
+    monkeypatch.setattr(holders, "COPIED_BYTES", 0)
+    seen: list[bool] = []
+    answer = TopK.answer
+
+    def watched(self: TopK, held: Any, batch: Any, so_far: Any = None) -> Any:
+        seen.append(so_far is not None)
+        return answer(self, held, batch, so_far)
+
+    watched.__name__ = "answer"  # by which a method travels
+    with (
+        open_index(indexes["deleted"], threads=1) as plain,
+        open_index(indexes["deleted"], client=client, resident=True, method=method) as searcher,
+    ):
+        expected = plain.search(queries, k=9)
+        searcher.search(queries, k=9)  # loads the codes, by tasks
+        monkeypatch.setattr(TopK, "answer", watched)
+        found = searcher.search(queries, k=9)
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    np.testing.assert_array_equal(found.distances, expected.distances)
+    parts = 5 if method == "flat" else len(seen)
+    assert len(seen) == parts >= 3
+    assert seen.count(False) <= 2, "one for each of two threads"
+
+
+def test_ranking_anew_keeps_the_plan(indexes: dict[str, str], queries: np.ndarray) -> None:
+    with open_index(indexes["plain"], method="multi-index") as searcher:
+        searcher.search(queries, k=3, rerank=9, rerank_by="asymmetric")
+        assert searcher.plan == "bucket tables, as asked for"
+
+
+def test_rows_are_chosen_by_id(indexes: dict[str, str], queries: np.ndarray, names: np.ndarray) -> None:
+    chosen = search(indexes["plain"], queries, k=3, only_ids=list(names[[7, 9]])).facts
+    assert {row for entry in chosen["neighbors"] for row in entry["rows"]} == {7, 9}
+    assert chosen["k"] == 2
+    rest = search(indexes["plain"], queries, k=ROWS, without_ids=list(names[[7, 9]])).facts
+    assert rest["k"] == ROWS - 2
+    with pytest.raises(UsageError, match="nobody"):
+        search(indexes["plain"], queries, only_ids=["nobody"])
+    with pytest.raises(UsageError, match="by number or by id"):
+        search(indexes["plain"], queries, only_ids=list(names[:1]), only=[1])
+
+
+def test_recall_with_and_without_ranking_anew(
+    indexes: dict[str, str], vectors: np.ndarray, queries: np.ndarray, tmp_path: Path
+) -> None:
+    corpus = str(Path(indexes["plain"]).parent / "corpus")
+    exact = str(tmp_path / "truth.zarr")
+    truth(corpus, queries, exact, k=100)
+    facts = search(indexes["plain"], queries, k=100, rerank=300, truth=exact).facts
+    true = open_neighbors(exact).read_rows(0, len(queries))
+    with open_index(indexes["plain"]) as searcher:
+        orders = {
+            "recall": searcher.search(queries, k=100, rerank=300).rows,
+            "recall_unranked": searcher.search(queries, k=100).rows,
+        }
+    for name, rows in orders.items():
+        for depth in (10, 100):
+            shares = [len(set(a[:depth]) & set(b[:depth])) / depth for a, b in zip(rows, true, strict=True)]
+            assert facts[f"{name}_at_{depth}"] == pytest.approx(np.mean(shares))
+    assert facts["recall_at_10"] > facts["recall_unranked_at_10"]
+    whole = search(indexes["plain"], queries, k=100, rerank=ROWS, truth=exact).facts
+    assert whole["recall_at_10"] == whole["recall_at_100"] == 1.0
+
+
+def test_the_corpus_may_have_moved(
+    indexes: dict[str, str], vectors: np.ndarray, queries: np.ndarray, tmp_path: Path
+) -> None:
+    moved = corpus_of(tmp_path, vectors[:ROWS])
+    with open_index(indexes["plain"]) as here, open_index(indexes["plain"], corpus=moved) as there:
+        a, b = (searcher.search(queries, k=5, rerank=50) for searcher in (here, there))
+    np.testing.assert_array_equal(a.distances, b.distances)
+    short = open_index(indexes["plain"], corpus=corpus_of(tmp_path, vectors[:50], name="short"))
+    with pytest.raises(BadInputError, match="name the corpus that was encoded"):
+        short.search(queries, k=5, rerank=50)
+
+
+def test_the_faster_way_is_taken(
+    indexes: dict[str, str], queries: np.ndarray, vectors: np.ndarray, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans are faked, the searches are not: what is decided here is which of them is asked."""
+    with open_index(indexes["plain"], method="flat") as searcher:
+        expected = searcher.search(queries, k=20)
+        assert searcher.plan == "a flat scan, as asked for"
+    plans = {"tables": Plan("multi-index", "faster", 1e9, 1e3), "scan": Plan("flat", "slower", 1e3, 1e9)}
+    for name, plan in plans.items():
+        monkeypatch.setattr(choose, "plan_search", lambda *args, plan=plan, **options: plan)
+        with open_index(indexes["plain"], threads=1) as searcher:
+            np.testing.assert_array_equal(searcher.search(queries, k=20).rows, expected.rows)
+            start = {"tables": "bucket tables: faster", "scan": "a flat scan: slower"}[name]
+            assert searcher.plan == start
+            np.testing.assert_array_equal(searcher.radius(queries, radius=3).rows[:3] >= 0, True)
+            assert searcher.plan == start
+            searcher.search(queries, k=20, ranking="spherical")
+            assert searcher.plan == "a flat scan"
+    monkeypatch.setattr(choose, "plan_search", lambda *args, **options: Plan("multi-index", "faster", 2e3, 1e3))
+    monkeypatch.setattr(choose, "LOAD_NANOSECONDS_PER_BYTE", 0.5)
+    with open_index(indexes["plain"], threads=1) as searcher:
+        seen = []
+        for _ in range(40):
+            np.testing.assert_array_equal(searcher.search(queries, k=20).rows, expected.rows)
+            seen.append(searcher.plan.split(":")[0])
+        assert seen[0] == "a flat scan", "tables are not loaded for one search"
+        assert seen[-1] == "bucket tables", "they are once they would have saved their loading"
+        assert seen == sorted(seen), "and stay"
+
+
+def test_an_index_without_tables(vectors: np.ndarray, queries: np.ndarray, model: str, tmp_path: Path) -> None:
+    encode(corpus_of(tmp_path, vectors[:70]), str(tmp_path / "index"), model=model)
+    assert "och tables" in search(str(tmp_path / "index"), queries, k=3).facts["plan"]
+    with pytest.raises(UsageError, match="has no bucket tables; make them with 'och tables"):
+        open_index(str(tmp_path / "index"), method="multi-index")
+    with pytest.raises(UsageError, match="use one of auto, flat, multi-index"):
+        open_index(str(tmp_path / "index"), method="magic")  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_asked(indexes: dict[str, str], queries: np.ndarray) -> None:
+    index = indexes["plain"]
+    for options, text in (
+        ({"k": 0}, "at least 1"),
+        ({"k": 5, "radius": 3}, "one of them"),
+        ({"radius": -1}, "at least 0"),
+        ({"radius": 3, "rerank": 200}, "leave out"),
+        ({"radius": 3, "ranking": "spherical"}, "leave out"),
+        ({"k": 10, "rerank": 9}, "at least k"),
+        ({"ranking": "cosine"}, "use one of"),
+        ({"rerank": 200, "rerank_by": "taste"}, "use one of"),
+        ({"rerank": 200, "rerank_by": "asymmetric", "ranking": "spherical"}, "rank by hamming"),
+        ({"only": [ROWS]}, "does not exist"),
+        ({"without": [ROWS]}, "does not exist"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            search(index, queries, **options)  # type: ignore[arg-type]
+
+
+def test_a_cluster_ranks_and_writes_the_same(
+    client: Client, indexes: dict[str, str], queries: np.ndarray, tmp_path: Path
+) -> None:
+    here = search(indexes["compacted"], queries, k=6, rerank=40, ids=True).facts["neighbors"]
+    there = search(indexes["compacted"], queries, k=6, rerank=40, ids=True, context=Context(client=client)).facts
+    assert there["neighbors"] == here
