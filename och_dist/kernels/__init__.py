@@ -1,1 +1,4 @@
-"""One block of rows: ndarrays in, values out. Files stand alone and are imported by name: a door would load them all."""
+"""One block of rows: ndarrays in, values out.
+
+Files stand alone and are imported by their names: one door would load and compile them all.
+"""

@@ -1,1 +1,1 @@
-"""One file per hashing method, one base, one registry. A method is imported by its file; the registry knows them all."""
+"""One file per hashing method, one base, one registry, which loads a method when it is asked for."""
