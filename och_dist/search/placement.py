@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from och_dist.cluster import reduce_tasks, workers_of
+from och_dist.cluster import ask_values, begin_asking, derive_values, hold_values, reduce_tasks, workers_of
 from och_dist.search.filters import Selection
 from och_dist.search.questions import (
     Partition,
