@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from och_dist.errors import BadInputError
+from och_dist.kernels.compiled import njit
 from och_dist.kernels.euclidean import euclidean_top_k
 from och_dist.kernels.moments import check_finite, check_rows
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from och_dist.kernels.compiled import njit
 from och_dist.kernels.hamming_vectors import GROUP, VECTOR_BITS, lowest_bit, popcount, splat, vector_call
 
 PLANES = 3

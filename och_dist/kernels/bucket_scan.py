@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from och_dist.kernels.compiled import njit
 from och_dist.kernels.hamming_vectors import GROUP, close_codes, lowest_bit, popcount, some_close
 
 ROW_BITS = 32

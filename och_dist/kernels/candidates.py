@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from och_dist.errors import UsageError
+from och_dist.kernels.compiled import njit
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from och_dist.errors import BadInputError, ConflictError, UsageError
+from och_dist.kernels.compiled import njit
 from och_dist.kernels.euclidean import squared_distance
 from och_dist.kernels.lloyd import Round, begin_round, bounded, rounding, score_of
 from och_dist.kernels.moments import as_float_rows, check_finite, check_rows

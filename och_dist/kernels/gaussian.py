@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 
 from och_dist.errors import BadInputError
+from och_dist.kernels.compiled import njit
 from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
 from och_dist.kernels.packing import pack_bits
 from och_dist.kernels.project import LANES, SAFETY, centre_rows

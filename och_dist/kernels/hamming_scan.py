@@ -7,8 +7,8 @@ without storing distances. Groups that have one are looked at again.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from och_dist.kernels.compiled import njit
 from och_dist.kernels.hamming_vectors import GROUP, close_codes, lowest_bit, popcount, some_close
 
 BLOCK_BYTES = 24 << 10

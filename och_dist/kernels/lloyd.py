@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
 from och_dist.errors import BadInputError, ConflictError
+from och_dist.kernels.compiled import njit
 from och_dist.kernels.moments import as_float_rows, check_rows
 
 ROWS_PER_BLOCK = 1024

@@ -9,9 +9,9 @@ anchor (the quartic part of the ordinal graph, Eq. 6-7), which makes distances c
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from och_dist.errors import BadInputError
+from och_dist.kernels.compiled import njit
 
 __all__ = ["FAR", "NEAR", "NEITHER", "near_sets", "ordinal_loss_and_gradient"]
 

@@ -12,9 +12,9 @@ nor on the processor.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from och_dist.errors import BadInputError
+from och_dist.kernels.compiled import njit
 from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
 
 ROWS_PER_BLOCK = 1024

@@ -13,9 +13,9 @@ over levels serves all metrics as one over Hamming distances does.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from och_dist.errors import BadInputError, UsageError
+from och_dist.kernels.compiled import njit
 from och_dist.kernels.euclidean import NORM_LIMIT, exact_distances, squared_distance
 from och_dist.kernels.hamming import popcount
 from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
