@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from och_dist import errors
-from och_dist.cluster.connection import ClusterOptions, connect, outcome, tree
-from och_dist.cluster.connection import tasks as graph
+from och_dist.cluster import outcome, tree
+from och_dist.cluster import tasks as graph
+from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.cluster.tasks import map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
 from och_dist.stop import Listener
 from tests.support import cluster_tasks as work

@@ -15,8 +15,9 @@ import psutil
 import pytest
 import threadpoolctl
 
-from och_dist.cluster.connection import ClusterOptions, check_memory, connect, dashboard_link, worker
-from och_dist.cluster.connection import connection as cluster
+from och_dist.cluster import connection as cluster
+from och_dist.cluster import worker
+from och_dist.cluster.connection import ClusterOptions, check_memory, connect, dashboard_link
 from och_dist.cluster.tasks import map_tasks
 from och_dist.errors import ClusterError, UsageError
 from tests.support import cluster_tasks as work
