@@ -27,7 +27,7 @@ def shown(folder: Path, *words: str, code: int = 0, **variables: str) -> Any:
     """What 'och settings --json' prints in a process of its own, whose home is ``folder``."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DASK_")}
     ended = subprocess.run(
-        [sys.executable, "-m", "och_dist.cli.app", *(words or ("settings", "--json"))],
+        [sys.executable, "-m", "och_dist.cli", *(words or ("settings", "--json"))],
         env={**kept, "HOME": str(folder), **variables},
         capture_output=True,
         text=True,

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import zarr
 
-from och_dist.cli.app import cli
+from och_dist.cli import cli
 from och_dist.cli.options import configure_logging
 from och_dist.search import stage as search_stage
 from och_dist.sources.queries import open_queries
@@ -276,7 +276,7 @@ def test_ends_that_no_stage_foresees(
     def fail(*args: Any, **params: Any) -> None:
         raise raised
 
-    monkeypatch.setattr("och_dist.upkeep.verification.verify", fail)
+    monkeypatch.setattr("och_dist.upkeep.verify", fail)
     result = och("verify", "x", code=code)
     assert text in result.stderr
     assert result.stdout == ""
@@ -293,7 +293,7 @@ def test_sigterm_is_not_taken_for_a_failed_task(monkeypatch: pytest.MonkeyPatch,
                 raise
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("och_dist.upkeep.verification.verify", stopped)
+    monkeypatch.setattr("och_dist.upkeep.verify", stopped)
     result = och("verify", "x", code=5)
     assert result.stderr == "och: terminated; what is done is kept: run the same command again to go on\n"
     assert signal.getsignal(signal.SIGTERM) is before
@@ -419,5 +419,5 @@ def test_accidents_outside_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         def fail(*args: object, accident: OSError = accident, **options: object) -> None:
             raise accident
 
-        monkeypatch.setattr("och_dist.upkeep.housekeeping.status", fail)
+        monkeypatch.setattr("och_dist.upkeep.status", fail)
         refused(code, f"{text} .*run the same command again", "status", tmp_path)

@@ -145,10 +145,11 @@ def test_separate_processes(setting: Setting, tmp_path: Path, separate: Separate
 
 ENCODE_AND_SEARCH = """
 import json, sys, threadpoolctl, numpy as np
-from och_dist.stages import encode, search
+from och_dist.encode import encode
+from och_dist.search import search
 corpus, index, model, queries, found = sys.argv[1:]
-encode.encode(corpus, index, model=model, chunk_rows={chunk})
-search.search(index, queries, k={k}, output=found)
+encode(corpus, index, model=model, chunk_rows={chunk})
+search(index, queries, k={k}, output=found)
 print(json.dumps(sorted({{pool.get("architecture") for pool in threadpoolctl.threadpool_info()}}, key=str)))
 """
 
@@ -170,8 +171,8 @@ def test_any_processor(setting: Setting, processes: Processes, tmp_path: Path, p
 
 TRAIN = """
 import json, sys
-from och_dist.stages import train
-found = train.train(sys.argv[1], sys.argv[2], bits=32, params=json.loads(sys.argv[3]), kmeans_rounds=int(sys.argv[4]))
+from och_dist.train import train
+found = train(sys.argv[1], sys.argv[2], bits=32, params=json.loads(sys.argv[3]), kmeans_rounds=int(sys.argv[4]))
 print(found.facts["model"])
 """
 

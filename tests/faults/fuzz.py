@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from och_dist.cli.app import cli
+from och_dist.cli import cli
 from och_dist.encode.stage import encode
 from och_dist.jobs.pipeline import STAGES
 from och_dist.sources.base import is_accepted

@@ -93,7 +93,7 @@ class Cut(Scene):
 
     def encode(self):  # type: ignore[no-untyped-def]
         words = (*self.field.encode(self.index), "--scheduler", f"tcp://{THERE}:{PORT}", "--insecure")
-        return self.inside(self.network.here, sys.executable, "-m", "och_dist.cli.app", *words)
+        return self.inside(self.network.here, sys.executable, "-m", "och_dist.cli", *words)
 
     def start_cluster(self) -> None:
         dask, board = Path(sys.executable).with_name("dask"), ("--dashboard-address", "127.0.0.1:0")

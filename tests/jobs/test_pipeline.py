@@ -270,7 +270,7 @@ def test_command_line_replaces_the_cluster_of_a_file(
 ) -> None:
     from click.testing import CliRunner
 
-    from och_dist.cli.app import cli
+    from och_dist.cli import cli
     from och_dist.cluster.connection import ClusterOptions
 
     seen: list[ClusterOptions] = []
@@ -279,7 +279,7 @@ def test_command_line_replaces_the_cluster_of_a_file(
         seen.append(options)
         raise UsageError("far enough")
 
-    monkeypatch.setattr("och_dist.cluster.connection.connect", connect)
+    monkeypatch.setattr("och_dist.cluster.connect", connect)
     words = [*words, "--set", f"dir={job.parent / 'd'}"]
     CliRunner().invoke(cli, ["run", str(edited(job, "workers = 0", stated)), *words])
     assert seen == [ClusterOptions(**used)]

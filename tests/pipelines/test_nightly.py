@@ -42,7 +42,7 @@ class Job:
         every = (f"inbox={self.inbox}", f"dir={self.folder}", *SIZES, *settings)
         words = ["run", PIPELINE, *(word for setting in every for word in ("--set", setting)), "--workers", "0"]
         return subprocess.Popen(
-            [sys.executable, "-m", "och_dist.cli.app", *map(str, words), "--json", "--log-format", "json"],
+            [sys.executable, "-m", "och_dist.cli", *map(str, words), "--json", "--log-format", "json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 import yaml
 
-from och_dist.cli.app import cli
+from och_dist.cli import cli
 from och_dist.errors import IncompleteError
 from och_dist.jobs.pipeline import load_pipeline
 

@@ -104,7 +104,7 @@ class Processes:
         return process
 
     def och(self, *arguments: str | Path | int, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        return self.start(sys.executable, "-m", "och_dist.cli.app", *map(str, arguments), env=env)
+        return self.start(sys.executable, "-m", "och_dist.cli", *map(str, arguments), env=env)
 
     def log(self, process: subprocess.Popen[str]) -> str:
         return (self.folder / f"{self.started.index(process)}.log").read_text()

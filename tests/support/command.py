@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from click.testing import CliRunner, Result
 
-from och_dist.cli.app import cli
+from och_dist.cli import cli
 
 LOCAL = ("inspect", "status", "gc", "history", "settings")
 QUICK = ("--param", "n_centres=20", "--param", "max_iter=20")

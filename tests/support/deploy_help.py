@@ -15,7 +15,7 @@ import yaml
 from distributed.cli.dask_scheduler import main as dask_scheduler
 from distributed.cli.dask_worker import main as dask_worker
 
-from och_dist.cli.app import cli
+from och_dist.cli import cli
 
 TOP = Path(__file__).parents[2]
 CLUSTER = TOP / "cluster"

@@ -159,10 +159,10 @@ def test_a_cluster_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real workers; a corpus of chunks that they have no memory for; and a store that they do not see."""
-    rows = np.zeros((20_000, 512), np.float32)
+    rows = np.zeros((20_000, 1024), np.float32)
     np.save(tmp_path / "v.npy", rows)
     ingest([str(tmp_path / "v.npy")], str(tmp_path / "corpus"), chunk_rows=20_000)
-    words = ("--workers", 1, "--memory-limit", "250MB", "--no-dashboard", "--corpus", tmp_path / "corpus", "--json")
+    words = ("--workers", 1, "--memory-limit", "400MB", "--no-dashboard", "--corpus", tmp_path / "corpus", "--json")
     shown = json.loads(och("doctor", "--store", tmp_path / "new", *words, code=2).stdout)
     verdicts = {check["what"]: check["verdict"] for check in shown["checks"]}
     assert [what for what, verdict in verdicts.items() if verdict == "bad"] == ["memory of workers"]
