@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.suite.ground import SUITES, Sizes
 from benchmarks.suite.measure import Outcome
 from benchmarks.suite.report import merge
-from och_dist.cluster.tree import FAN_IN
+from och_dist.cluster import FAN_IN
 from och_dist.ingest.stage import default_chunk_rows
 from och_dist.store.corpus import MAX_PARTITIONS
 from och_dist.store.index import CHUNK_ROWS

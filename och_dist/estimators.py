@@ -11,7 +11,6 @@ when the first Dask array arrives.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -19,16 +18,18 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from och_dist.cluster import first_rows, reduce_rows, scan_rows, shared_value, stack_rows
 from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.methods import agh, isohash, itq, lsh, och, och_paper, oeh, pca_frame, sgh, sph
 from och_dist.methods.base import Hasher, one_thread, seed_of
 
 if TYPE_CHECKING:
     import dask.array as da
-    from dask.delayed import Delayed
 
     from och_dist.kernels.clusters import ClusterStats
+    from och_dist.kernels.lloyd import Round
     from och_dist.kernels.moments import Moments
+    from och_dist.train import Statistics
 
 __all__ = ["AGH", "ITQ", "LSH", "OCH", "OEH", "SGH", "DaskAware", "IsoHash", "OCHPaper", "PCAFrame", "SpH"]
 
@@ -182,38 +183,26 @@ class ArraySource:
 
         The sampled rows stay where Dask keeps persisted results: on the workers, if there are any.
         """
-        import dask
+        from och_dist.train import PILOT_ROWS, merge_statistics, pilot_of
 
-        from och_dist.train import merge_statistics, merge_tree, pilot_of, sample_array, scan_block
-
-        blocks = self._blocks()
-        pilot = dask.delayed(pilot_of)(blocks[0][1])
-        scan, parts, kept, sizes = dask.delayed(scan_block, nout=2, traverse=False), [], [], []
-        for first, block, size in blocks:
-            chosen = sample[slice(*np.searchsorted(sample, (first, first + size)))] - first
-            part, rows = scan(block, pilot, chosen, first)
-            parts.append(part)
-            if len(chosen):
-                kept.append(rows)
-                sizes.append(len(chosen))
-        root, *kept = dask.persist(merge_tree(parts, merge_statistics), *kept)
-        statistics = root.compute()
+        starts = first_rows(self.array.chunks[0])
+        start, size = next((row, size) for row, size in zip(starts, self.array.chunks[0], strict=True) if size)
+        pilot = pilot_of(self.array[start : start + min(size, PILOT_ROWS)].compute())
+        statistics, kept = scan_rows(
+            scan_chunk, self.array, merge_statistics, name="scan_chunk", shared=(pilot, sample)
+        )
         statistics.check_finite("X", "leave them out or replace their values")
-        return statistics.moments, sample_array(kept, sizes, self.dim)
+        chosen = np.diff(np.searchsorted(sample, [*starts, self.rows]))
+        full = [int(count) for count, size in zip(chosen, self.array.chunks[0], strict=True) if size]
+        return statistics.moments, stack_rows(kept, full, self.dim)
 
     def cluster(self, centres: np.ndarray, seed: int) -> ClusterStats:
         """Statistics of all rows about ``centres`` (L, d)."""
-        import dask
-        from dask.tokenize import tokenize
-
         from och_dist.kernels.lloyd import begin_round
-        from och_dist.train import cluster_block, merge_clusters, merge_tree
+        from och_dist.train import merge_clusters
 
-        prepared = (centres, begin_round(centres))
-        shared = dask.delayed(prepared, name=f"centres-{tokenize(centres)}", traverse=False)
-        count = dask.delayed(cluster_block, traverse=False)
-        parts = [count(block, shared, first, seed) for first, block, _ in self._blocks()]
-        return merge_tree(parts, merge_clusters).compute()
+        shared = ((centres, begin_round(centres)), seed)
+        return reduce_rows(cluster_chunk, self.array, merge_clusters, name="cluster_chunk", shared=shared)
 
     def stored(self) -> da.Array:
         """All rows in their own dtype."""
@@ -223,16 +212,23 @@ class ArraySource:
         """The scheduler in force: that of the client in scope, or the configured one."""
         return nullcontext()
 
-    def _blocks(self) -> list[tuple[int, Delayed, int]]:
-        """(first row, block, rows) of each chunk that is not empty."""
-        blocks, sizes = self.array.to_delayed().ravel(), self.array.chunks[0]
-        numbered = zip(_first_rows(sizes), blocks, sizes, strict=True)
-        return [(int(first), block, int(size)) for first, block, size in numbered if size]
+
+def scan_chunk(
+    block: np.ndarray, first_row: int, shared: tuple[np.ndarray, np.ndarray]
+) -> tuple[Statistics, np.ndarray]:
+    """Statistics of a chunk (n, d), and its rows among the sample, as float32."""
+    from och_dist.train import scan_block
+
+    pilot, sample = shared
+    chosen = sample[slice(*np.searchsorted(sample, (first_row, first_row + len(block))))] - first_row
+    return scan_block(block, pilot, chosen, first_row)
 
 
-def _first_rows(sizes: Sequence[int]) -> np.ndarray:
-    """(chunks,) int64, the global number of the first row of each chunk."""
-    return np.cumsum([0, *sizes[:-1]], dtype=np.int64)
+def cluster_chunk(block: np.ndarray, first_row: int, shared: tuple[tuple[np.ndarray, Round], int]) -> ClusterStats:
+    from och_dist.train import cluster_block
+
+    centres, seed = shared
+    return cluster_block(block, centres, first_row, seed)
 
 
 @dataclass(frozen=True)
@@ -245,18 +241,17 @@ class Encoder:
 
 def _lazy_codes(hasher: Hasher, X: da.Array) -> da.Array:
     """Codes of X (n, d), a task for each chunk; the model is one node of the graph that all tasks refer to."""
-    import dask
     from dask.tokenize import tokenize
 
     params, arrays, _ = hasher.to_state()
-    first_rows = None if math.isnan(X.shape[0]) else _first_rows(X.chunks[0])
+    starts = None if math.isnan(X.shape[0]) else first_rows(X.chunks[0])
     # A copy of the learned state alone: fitting the estimator again must not reach codes asked for before.
-    encoder = Encoder(type(hasher).from_state(params, arrays), first_rows)
-    name = f"fitted_{hasher.method}-{tokenize(params, arrays, first_rows)}"
+    encoder = Encoder(type(hasher).from_state(params, arrays), starts)
+    name = f"fitted_{hasher.method}-{tokenize(params, arrays, starts)}"
     width = -(-hasher.n_bits_ // 8)
     return X.map_blocks(
         encode_chunk,
-        encoder=dask.delayed(encoder, name=name, traverse=False),
+        encoder=shared_value(encoder, name),
         token="encode_chunk",
         chunks=(X.chunks[0], (width,)),
         dtype=np.uint8,

@@ -15,6 +15,7 @@ from numba import njit
 from benchmarks.suite import bare
 from benchmarks.suite.ground import SEED, Ground
 from benchmarks.suite.measure import Figure, Goal, Outcome, take_turns
+from och_dist.cluster import collections_on
 from och_dist.encode.stage import encode
 from och_dist.evaluate.exact_truth import truth
 from och_dist.evaluate.stage import evaluate
@@ -24,7 +25,7 @@ from och_dist.search.searcher import open_index
 from och_dist.store.corpus import Corpus
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import open_objects
-from och_dist.train.centres import dask_on, lloyd, seed_centres
+from och_dist.train.centres import lloyd, seed_centres
 from och_dist.train.stage import CorpusSource, make_hasher
 from och_dist.train.statistics import pilot_of, scan_corpus
 
@@ -114,7 +115,7 @@ def kmeans_row(ground: Ground) -> Outcome:
         peer.train(rows, init_centroids=seeds)
         found["faiss.Kmeans"] = peer.centroids
 
-    with dask_on(ground.context):
+    with collections_on(ground.context.client):
         held = source.scan(np.arange(corpus.rows))[1].persist()  # as training holds its sample
 
         def run_ours(name: str, array: Any) -> None:

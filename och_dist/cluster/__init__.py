@@ -12,12 +12,19 @@ from och_dist.cluster.connection import (
     warm,
     workers_of,
 )
+from och_dist.cluster.dask_arrays import (
+    collections_on,
+    first_rows,
+    reduce_rows,
+    scan_rows,
+    shared_value,
+    stack_rows,
+)
 from och_dist.cluster.held_values import ask_values, begin_asking, derive_values, hold_values
 from och_dist.cluster.machine import describe_machine
-from och_dist.cluster.outcome import answer_seconds, watched
-from och_dist.cluster.tasks import map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
+from och_dist.cluster.outcome import answer_seconds
+from och_dist.cluster.tasks import FAN_IN, map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
 from och_dist.cluster.tracing import TOTALS
-from och_dist.cluster.tree import FAN_IN
 
 __all__ = [
     "FAN_IN",
@@ -27,18 +34,23 @@ __all__ = [
     "ask_values",
     "begin_asking",
     "check_memory",
+    "collections_on",
     "connect",
     "dashboard_link",
     "derive_values",
     "describe_machine",
+    "first_rows",
     "hold_values",
     "map_tasks",
     "observe",
     "reduce_in_pieces",
+    "reduce_rows",
     "reduce_tasks",
+    "scan_rows",
     "scan_tasks",
+    "shared_value",
+    "stack_rows",
     "thread_shares",
     "warm",
-    "watched",
     "workers_of",
 ]

@@ -12,7 +12,8 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from och_dist.cluster.outcome import POLL_SECONDS, Failure, Watch, guarded, merged, retries, settle, unwrap
+from och_dist.cluster.outcome import POLL_SECONDS, Watch, catch, merged, retries, unwrap, wait_for
+from och_dist.cluster.tasks import merge_tree
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -21,7 +22,6 @@ T = TypeVar("T")
 Function = Callable[[Any, Any], Any]
 Merge = Callable[[Sequence[Any]], Any]
 
-FAN_IN = 8
 SMALL_BYTES = 4 << 20
 
 
@@ -31,42 +31,38 @@ def hold_values(function: Callable[[Any], Any], tasks: Sequence[Any], *, client:
     Idle workers get one each. No worker is asked for by name: a task that waits for one while there is none at all
     would wait for ever, for those that come later have other names.
     """
-    return _mapped(guarded, [[function] * len(tasks), tasks], client, name)
+    return _map(client, name, [function] * len(tasks), tasks)
 
 
 def derive_values(
-    function: Function, pinned: Sequence[Future], tasks: Sequence[Any], *, client: Client, name: str
+    function: Function, held: Sequence[Future], tasks: Sequence[Any], *, client: Client, name: str
 ) -> list[Future]:
-    """``function(value, task)`` of every pinned value and its task, kept like those."""
-    return _mapped(_on_value, [[function] * len(tasks), pinned, tasks], client, name)
+    """``function(value, task)`` of every held value and its task, kept like those."""
+    return _map(client, name, [function] * len(tasks), held, tasks)
 
 
-def _mapped(function: Callable[..., Any], lists: list[Any], client: Client, name: str) -> list[Future]:
+def _map(client: Client, name: str, *lists: Sequence[Any]) -> list[Future]:
     token = uuid.uuid4().hex[:8]
     keys = [f"{name}-{token}-{number}" for number in range(len(lists[0]))]
-    return client.map(function, *lists, key=keys, pure=False, retries=retries())
-
-
-def _on_value(function: Function, value: Any, task: Any) -> Any:
-    return value if isinstance(value, Failure) else guarded(function, value, task)
+    return client.map(catch, *lists, key=keys, pure=False, retries=retries())
 
 
 def ask_values(
     function: Callable[..., Any],
-    pinned: Sequence[Future],
+    held: Sequence[Future],
     payloads: Sequence[Any],
     *,
     client: Client,
     merge: Merge | None = None,
 ) -> Callable[[], list[Any] | None]:
-    """Start ``function(value, payload)`` of pinned values in one trip to the workers that hold them, past their queues.
+    """Start ``function(value, payload)`` of held values in one trip to the workers that hold them, past their queues.
 
     What is returned waits for the answers; None when a value is not in place, or its worker is lost. With ``merge``
     each thread of a worker answers its values in turn, as ``function(value, payload, so_far)`` from the second on, and
     sends one merged answer, so that there are as many answers as threads.
     """
     watch = Watch(client)
-    wanted = {future.key: payload for future, payload in zip(pinned, payloads, strict=True)}
+    wanted = {future.key: payload for future, payload in zip(held, payloads, strict=True)}
     asking = asyncio.run_coroutine_threadsafe(
         client._run(answer_out_of_band, function, wanted, merge, on_error="return"), client.loop.asyncio_loop
     )
@@ -105,25 +101,17 @@ async def answer_out_of_band(
 
 def _in_turn(function: Callable[..., Any], merge: Merge | None, pairs: Sequence[tuple[Any, Any]]) -> Any:
     """The merged answer of some values, each of which hears of those before it."""
-    best: Any = None
-    for number, (value, payload) in enumerate(pairs):
-        part = _on_value(function, value, payload) if number == 0 else _next(function, value, payload, best)
-        if isinstance(part, Failure):
-            return part
-        best = part if number == 0 or merge is None else guarded(merge, [best, part])
+    (value, payload), *others = pairs
+    best = catch(function, value, payload)
+    for value, payload in others:
+        part = catch(function, value, payload, best)
+        best = part if merge is None else merged(merge, [best, part])
     return best
-
-
-def _next(function: Callable[..., Any], value: Any, payload: Any, so_far: Any) -> Any:
-    for before in (value, so_far):
-        if isinstance(before, Failure):
-            return before
-    return guarded(function, value, payload, so_far)
 
 
 def begin_asking(
     function: Function,
-    pinned: Sequence[Future],
+    held: Sequence[Future],
     payloads: Sequence[Any],
     merge: Merge,
     *,
@@ -131,23 +119,21 @@ def begin_asking(
     name: str,
     nbytes: int,
 ) -> Callable[[], Any]:
-    """Start ``merge`` over ``function(value, payload)`` of every pinned value as tasks; what is returned waits for it.
+    """Start ``merge`` over ``function(value, payload)`` of every held value as tasks; what is returned waits for it.
 
-    Merged in a tree, of which the last step is done here. Payloads of together about ``nbytes`` travel inside the
-    tasks where that is little, otherwise once to each worker.
+    Payloads of together about ``nbytes`` travel inside the tasks where that is little, otherwise once to each worker.
     """
+    from dask import delayed
+
+    token = f"{name}-{uuid.uuid4().hex[:8]}"
+    sent = {id(payload): payload for payload in payloads}
     if nbytes > SMALL_BYTES:
-        once = {id(payload): payload for payload in payloads}
-        there = dict(zip(once, client.scatter(list(once.values()), hash=False), strict=True))
-        payloads = [there[id(payload)] for payload in payloads]
-    level = _mapped(_on_value, [[function] * len(pinned), pinned, payloads], client, name)
-    while len(level) > FAN_IN:
-        groups = [level[i : i + FAN_IN] for i in range(0, len(level), FAN_IN)]
-        level = _mapped(merged, [[merge] * len(groups), groups], client, f"merge_{name}")
-    watch = Watch(client)
-
-    def finish() -> Any:
-        parts = settle(level, watch)
-        return unwrap(parts if isinstance(parts, Failure) else merged(merge, parts))
-
-    return finish
+        sent = {key: delayed(value, name=f"payload_{token}-{key}", traverse=False) for key, value in sent.items()}
+    ask = delayed(catch, pure=False)
+    answers = [
+        ask(function, future, sent[id(payload)], dask_key_name=f"{token}-{number}")
+        for number, (future, payload) in enumerate(zip(held, payloads, strict=True))
+    ]
+    (root,) = merge_tree(answers, merge, token)
+    future, watch = client.compute(root, retries=retries()), Watch(client)
+    return lambda: unwrap(wait_for(future, watch))

@@ -43,12 +43,29 @@ class Failure:
         self.error = error
 
 
-def guarded(function: Callable[..., T], *args: Any) -> T | Failure:
+def catch(function: Callable[..., T], *args: Any) -> T | Failure:
+    """``function(*args)``, or the error of ours that it raised; a failure among the arguments is passed on."""
+    for arg in args:
+        if isinstance(arg, Failure):
+            return arg
     try:
         return function(*args)
     except OchError as error:
         _forget_locals(error)
         return Failure(error)
+
+
+def merged(merge: Callable[[Sequence[T]], T], parts: Sequence[T | Failure]) -> T | Failure:
+    """``merge`` of some parts, or the first failure among them."""
+    failure = next((part for part in parts if isinstance(part, Failure)), None)
+    return catch(merge, parts) if failure is None else failure
+
+
+def unwrap(value: Any) -> Any:
+    """A value as it is; a failure is raised."""
+    if isinstance(value, Failure):
+        raise value.error
+    return value
 
 
 def _forget_locals(error: BaseException | None) -> None:
@@ -58,13 +75,13 @@ def _forget_locals(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def patient(function: Callable[..., T], *args: Any) -> T | Failure:
-    """:func:`guarded` in this process, where accidents of storage are tried again as Dask would."""
+def retry(function: Callable[..., T], *args: Any) -> T | Failure:
+    """:func:`catch` in this process, where accidents of storage are tried again as Dask would."""
     for _ in range(retries()):
         with contextlib.suppress(OSError):
-            return guarded(function, *args)
+            return catch(function, *args)
     try:
-        return guarded(function, *args)
+        return catch(function, *args)
     except OSError as error:
         _forget_locals(error)
         return Failure(_accident("a task", error))
@@ -85,8 +102,10 @@ def begin_gather(future: Future | list[Future], watch: Watch) -> concurrent.futu
     return asyncio.run_coroutine_threadsafe(watch.client.gather(future, asynchronous=True), loop)
 
 
-def settle(future: Future | list[Future], watch: Watch, gathering: concurrent.futures.Future[Any] | None = None) -> Any:
-    """What became of a future, or of a list of them, accidents turned into our errors; ``gathering`` has begun already.
+def wait_for(
+    future: Future | list[Future], watch: Watch, gathering: concurrent.futures.Future[Any] | None = None
+) -> Any:
+    """The value of a future, or of a list of them, accidents turned into our errors; ``gathering`` has begun already.
 
     A result whose worker died after finishing it is made again, so this too may take as long as a task.
     """
@@ -190,18 +209,3 @@ def watched(client: Client) -> Iterator[None]:
         raise ours from error
     finally:
         over.set()
-
-
-def merged(merge: Callable[[Sequence[T]], T], parts: Sequence[T | Failure]) -> T | Failure:
-    """``merge`` of some parts, or the first failure among them."""
-    for part in parts:
-        if isinstance(part, Failure):
-            return part
-    return guarded(merge, parts)
-
-
-def unwrap(value: Any) -> Any:
-    """A value as it is; a failure is raised."""
-    if isinstance(value, Failure):
-        raise value.error
-    return value

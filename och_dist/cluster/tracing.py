@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from och_dist import events
-from och_dist.cluster.outcome import Failure, guarded
+from och_dist.cluster.outcome import Failure, catch
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -61,14 +61,14 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
 
 
 def traced(mark: Mark | None, function: Callable[..., T], *args: Any) -> T | Failure:
-    """:func:`guarded` on a worker, told to the scheduler."""
+    """:func:`catch` on a worker, told to the scheduler."""
     if mark is None:
-        return guarded(function, *args)
+        return catch(function, *args)
     tell, started = _outbox(), time.perf_counter()
     tell(["begin", *mark])
     with events.counting() as facts:
         try:
-            value = guarded(function, *args)
+            value = catch(function, *args)
         except BaseException as error:
             tell(_ended(mark, "retry", started, {"error": f"{type(error).__name__}: {error}"[:TEXT]}))
             raise

@@ -7,10 +7,8 @@ and ``inertia_`` is not squared. So: seeds of scikit-learn, one pass of ours per
 
 from __future__ import annotations
 
-import contextlib
-import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from och_dist import events
-from och_dist.cluster import FAN_IN, reduce_tasks, watched
+from och_dist.cluster import reduce_rows, reduce_tasks
 from och_dist.kernels.clusters import ClusterStats, block_clusters
 from och_dist.kernels.lloyd import ClusterSums, Round, begin_round, block_labels, block_sums, next_centres
 from och_dist.methods.base import one_thread
@@ -27,10 +25,8 @@ from och_dist.store import Corpus, CorpusRef
 
 if TYPE_CHECKING:
     import dask.array as da
-    from dask.delayed import Delayed
 
 SEEDS_PER_CENTRE = 10
-BLOCK_ROWS = 8192
 REPAIRS = 3
 MEMBERS = 2
 FAR_ROWS = 16
@@ -43,31 +39,6 @@ class Centres:
     vectors: np.ndarray
     stats: ClusterStats
     notes: tuple[str, ...]
-
-
-@contextlib.contextmanager
-def dask_on(context: Context) -> Iterator[None]:
-    """Let Dask collections compute where the stage runs."""
-    import dask
-
-    if context.client is None:
-        with dask.config.set(scheduler="synchronous"):
-            yield
-    else:
-        with context.client.as_current(), dask.config.set(scheduler=context.client), watched(context.client):
-            yield
-
-
-def sample_array(blocks: list[Any], sizes: Sequence[int], dim: int) -> da.Array:
-    """Blocks (arrays, or futures of arrays) of float32 rows as one Dask array in even chunks."""
-    import dask
-    import dask.array as da
-
-    parts = [
-        da.from_delayed(dask.delayed(block), shape=(size, dim), dtype=np.float32)
-        for block, size in zip(blocks, sizes, strict=True)
-    ]
-    return da.concatenate(parts).rechunk((BLOCK_ROWS, dim))
 
 
 def seed_centres(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
@@ -127,27 +98,15 @@ def lloyd_kmeans() -> type:
 
 def sum_clusters(rows: da.Array, shared: Round) -> ClusterSums:
     """One round over all chunks of rows; where these are read for it, reading and summing are one task."""
-    import dask
+    return reduce_rows(sum_block, rows, merge_sums, name="sum_clusters", shared=shared)
 
-    data = dask.delayed(shared, name=f"centres-{uuid.uuid4().hex[:8]}", traverse=False)
-    meta = np.empty((0, 0), np.float32)  # the chunks are no arrays, which only their consumer must know
-    sums = rows.map_blocks(block_sums, data, token=f"sum_clusters-{uuid.uuid4().hex[:8]}", meta=meta)
-    total: ClusterSums = merge_tree(list(sums.to_delayed().ravel()), merge_sums).compute()
-    return total
+
+def sum_block(block: np.ndarray, first_row: int, shared: Round) -> ClusterSums:
+    return block_sums(block, shared)
 
 
 def merge_sums(parts: Sequence[ClusterSums]) -> ClusterSums:
     return reduce(ClusterSums.merge, parts)
-
-
-def merge_tree(level: list[Delayed], merge: Callable[[Sequence[Any]], Any]) -> Delayed:
-    """One value from all of ``level``, FAN_IN at a time, so that no task waits for all of them."""
-    import dask
-
-    combine = dask.delayed(merge, traverse=True)
-    while len(level) > 1:
-        level = [combine(level[i : i + FAN_IN]) for i in range(0, len(level), FAN_IN)]
-    return level[0]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from och_dist import events
+from och_dist.cluster import collections_on, stack_rows
 from och_dist.errors import BadInputError, OchError, UsageError
 from och_dist.kernels.clusters import ClusterStats, assign
 from och_dist.kernels.moments import Moments
@@ -37,9 +38,7 @@ from och_dist.train.centres import (
     SEEDS_PER_CENTRE,
     Centres,
     count_members,
-    dask_on,
     lloyd,
-    sample_array,
     seed_centres,
     settle_centres,
 )
@@ -52,6 +51,7 @@ KMEANS_ROWS_PER_CENTRE = 256
 TRAIN_ROWS = 10_000
 KMEANS_ROUNDS = 10
 SAMPLE_ROWS = 4096
+BLOCK_ROWS = 8192
 PART_BYTES = 256 << 20
 VERSIONED = ("och-dist", "numpy", "scipy", "scikit-learn", "dask", "dask-ml", "zarr", "numba")
 
@@ -202,7 +202,7 @@ class CorpusSource:
         moments, blocks = scan_corpus(self.corpus, sample, self.context)
         starts = [start for start, _ in self.corpus.partitions()]
         sizes = np.diff([*np.searchsorted(sample, starts), len(sample)])
-        return moments, sample_array(blocks, [int(size) for size in sizes if size], self.dim)
+        return moments, stack_rows(blocks, [int(size) for size in sizes if size], self.dim)
 
     def cluster(self, centres: np.ndarray, seed: int) -> ClusterStats:
         return count_members(self.corpus, centres, seed, self.context)
@@ -224,7 +224,7 @@ class CorpusSource:
         )
 
     def dask(self) -> AbstractContextManager[None]:
-        return dask_on(self.context)
+        return collections_on(self.context.client)
 
 
 def read_part(corpus: CorpusRef, maximum: int, block_id: tuple[int, ...]) -> np.ndarray:
@@ -247,7 +247,6 @@ def training_data(
     kmeans_rounds: int = KMEANS_ROUNDS,
 ) -> TrainingData:
     """Moments of all rows, centres, and a pool of rows: everything small that a method learns from."""
-    import dask
     import dask.array as da
 
     wanted = max(train_rows, KMEANS_ROWS_PER_CENTRE * centres if kmeans_rows is None else kmeans_rows)
@@ -255,10 +254,10 @@ def training_data(
     moments, array = source.scan(sample)
     mean, covariance = moments.mean, moments.covariance
     with source.dask():
-        array = array.persist()
+        array = array.rechunk((BLOCK_ROWS, source.dim)).persist()
         places = np.sort(np.random.default_rng([seed, 1]).permutation(len(sample))[:train_rows])
-        pool, in_range = dask.compute(array[places], da.isfinite(array).all())
-        _check_range(in_range)
+        pool = array[places].compute()
+        _check_range(da.isfinite(array).all().compute())
         if not centres:
             return TrainingData(source.rows, mean, covariance, pool)
         seeds = _seeds(pool, centres, seed)

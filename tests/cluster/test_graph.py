@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from och_dist import errors
-from och_dist.cluster import outcome, tree
+from och_dist.cluster import outcome
 from och_dist.cluster import tasks as graph
 from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.cluster.tasks import map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
@@ -125,7 +125,7 @@ def test_in_this_process_only_a_few_values_of_each_level_are_held(shape: Any) ->
     Weighed.most = 0
     leaf = {reduce_tasks: lambda task, shared: Weighed(), scan_tasks: lambda task, shared: (Weighed(), task)}[shape]
     shape(leaf, range(520), lambda parts: Weighed(), client=None, name="weigh")
-    assert Weighed.most <= 4 * tree.FAN_IN
+    assert Weighed.most <= 4 * graph.FAN_IN
 
 
 AWKWARD: list[Any] = [(len, [1, 2]), ("same-0", 1), {"a": (len, [1])}, [(len, "ab")], "same-0", None, b"x", 1.5]
@@ -138,8 +138,8 @@ def test_tasks_are_data_whatever_they_look_like(client: Any) -> None:
 
 
 def graph_bytes(count: int, shared: np.ndarray, client: Any) -> int:
-    leaves = tree.LeavesThere(work.describe, range(count), client, "describe", shared, None, lambda task: 1)
-    root = leaves._tree(leaves.nodes, work.bracket)[0]
+    tree = graph.TaskGraph(work.describe, range(count), client, "describe", shared)
+    root = tree.merge(tree.leaves, work.bracket)[0]
     return len(pickle.dumps(dict(dask.optimize(root)[0].__dask_graph__())))
 
 
@@ -163,7 +163,7 @@ def test_progress_adds_up(client: Any) -> None:
 
 def test_progress_counts_a_task_once_however_often_it_ran() -> None:
     got: list[int] = []
-    count = tree.Count(got.append)
+    count = graph.ProgressCounter(got.append)
     for event in [(0, 5), (1, 7), (0, 5), (2, 1)]:
         count((time.time(), event))
     assert got == [5, 7, 1]
@@ -298,7 +298,7 @@ def test_a_result_that_died_with_its_worker_is_made_again(client: Any) -> None:
     first = future.result(timeout=30)
     psutil.Process(first).kill()
     wait_until(lambda: future.status != "finished", 30)
-    again = outcome.settle(future, outcome.Watch(client))  # of the same key, on another process
+    again = outcome.wait_for(future, outcome.Watch(client))  # of the same key, on another process
     assert isinstance(again, int)
     assert again != first
     client.wait_for_workers(2, timeout=120)

@@ -11,6 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 from sklearn.cluster import KMeans
 
+from och_dist.cluster import collections_on
 from och_dist.methods.base import TrainingData
 from och_dist.stage import Context
 from och_dist.store.corpus import Corpus, open_corpus
@@ -18,7 +19,6 @@ from och_dist.train import stage
 from och_dist.train.centres import (
     Centres,
     count_members,
-    dask_on,
     lloyd,
     lloyd_kmeans,
     seed_centres,
@@ -57,7 +57,7 @@ def counter(corpus: Corpus) -> Any:
 
 def lloyd_here(values: np.ndarray, seeds: np.ndarray, **options: Any) -> np.ndarray:
     options = {"max_iter": 10, "seed": 0, "variance": float(values.var(axis=0).mean()), **options}
-    with dask_on(Context()):
+    with collections_on(None):
         return lloyd(da.from_array(values.astype(np.float32), chunks=(100, -1)), seeds, **options)
 
 
@@ -233,7 +233,7 @@ def test_the_estimator_is_that_of_dask_ml(vectors: np.ndarray) -> None:
     from dask_ml.cluster import KMeans as Theirs
 
     seeds = seed_centres(vectors, 20, seed=0)
-    with dask_on(Context()):
+    with collections_on(None):
         rows = da.from_array(vectors, chunks=(300, -1))
         model = lloyd_kmeans()(20, init=seeds, max_iter=5, tol=0.0).fit(rows)
         bare = Theirs(20, init=seeds, max_iter=5, tol=0.0).fit(rows)
@@ -252,7 +252,7 @@ def test_rounds_on_stored_rows_need_no_copy_in_float32(dtype: str, tmp_path: Pat
     values = clustered(500).round().clip(0, 100).astype(dtype)
     source = CorpusSource(open_corpus(corpus_of(tmp_path, values)), Context())
     seeds = seed_centres(values.astype(np.float32), 10, seed=0)
-    with dask_on(Context()):
+    with collections_on(None):
         rows = source.stored()
         assert rows.dtype == np.dtype(dtype)
         found = lloyd(rows, seeds, max_iter=5, seed=0, variance=0.0)
