@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import zarr
 
-from och_dist.store.versions import seal, unseal
+from och_dist.store.manifest import seal, unseal
 from tests.support.command import QUICK, Job, facts, moved, och, refused, small_job, small_rows
 
 USAGE, BAD_INPUT, INTEGRITY, INCOMPLETE, CLUSTER = 2, 3, 4, 5, 7

@@ -6,10 +6,9 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-import google_crc32c
 import numpy as np
 
 from och_dist.cluster import map_tasks
@@ -23,10 +22,10 @@ from och_dist.store import (
     IndexSegment,
     Job,
     Objects,
-    chunk_key,
-    commit_version,
+    commit,
     create_array,
     done_chunks,
+    find_chunk,
     find_index,
     list_jobs,
     load_model,
@@ -35,7 +34,6 @@ from och_dist.store import (
     open_corpus,
     open_objects,
     record_key,
-    trailing_crc,
     version_numbers,
     write_chunk,
 )
@@ -44,57 +42,69 @@ CHUNKS_PER_CHECK = 8
 CHECKED_HERE = 2 << 20
 """Bytes of codes that are read and checked before a task would have been to a worker and back."""
 
-RACES = 20
 COLLECTED = "collected.json"
 CLAIMS = "publishing"
 
 
 @dataclass(frozen=True)
-class CheckChunks:
+class CheckFinished:
+    """Finished chunks of a job, each as (chunk, start, stop) with the global rows that it stands for."""
+
     index: str
     job: Job
-    chunks: tuple[int, ...]
+    chunks: tuple[tuple[int, int, int], ...]
 
 
-def check_chunks(task: CheckChunks) -> tuple[np.ndarray, np.ndarray]:
-    """(crcs (c,), ones (c, bits)) of chunks whose stored bytes equal their records."""
+def check_finished(task: CheckFinished) -> list[CheckedChunk]:
+    """What is known of chunks whose stored bytes equal their records."""
     objects = open_objects(task.index)
-    crcs = np.zeros(len(task.chunks), "<u4")
-    ones = np.zeros((len(task.chunks), task.job.bits), "<i8")
-    for place, chunk in enumerate(task.chunks):
-        crcs[place], ones[place] = check_chunk(objects, task.job, chunk)
-    return crcs, ones
+    return [check_chunk(objects, task.job, *chunk) for chunk in task.chunks]
 
 
-def check_chunk(objects: Objects, job: Job, chunk: int) -> tuple[int, np.ndarray]:
-    """crc and set bits of one chunk, after comparing its bytes with its record."""
+class CheckedChunk(NamedTuple):
+    """crc32c of the codes and of the row numbers (0 without any) of a chunk, and its set bits (bits,)."""
+
+    crc: int
+    rows_crc: int
+    ones: np.ndarray
+
+
+def check_chunk(objects: Objects, job: Job, chunk: int, start: int, stop: int) -> CheckedChunk:
+    """Read a chunk again, and compare it with its record; row numbers must ascend inside [start, stop)."""
     where, remedy = chunk_and_remedy(objects, job, chunk)
     record = read_record(objects, job, chunk)
-    size, crc, ones = record["nbytes"], record["crc"], record["ones"]
-    data = objects.read(chunk_key(f"{job.folder}/codes", chunk))
-    if data is None:
-        raise IntegrityError(f"{where} is missing; {remedy}")
-    whole = len(data) == size == job.chunk_rows * job.spec.width + 4
-    if not whole or trailing_crc(data) != crc or google_crc32c.value(data[:-4]) != crc:
-        raise IntegrityError(f"{where} does not match its record; {remedy}")
-    codes = np.frombuffer(data, np.uint8, size - 4).reshape(-1, job.spec.width).copy()
-    if not np.array_equal(ones, count_ones(codes, job.bits)):
+    codes = _checked(objects, f"{job.folder}/codes", job.spec, chunk, record.crc, where, remedy)
+    if not np.array_equal(record.ones, count_ones(codes, job.bits)):
         raise IntegrityError(f"the set bits of {where} are not those of its record; {remedy}")
-    return crc, ones
+    if not job.whole:
+        what = f"the array of row numbers of {where}"
+        rows = _checked(objects, f"{job.folder}/rows", job.rows_spec, chunk, record.rows_crc, what, remedy)[:, 0]
+        if rows[0] < start or rows[-1] >= stop or np.any(rows[1:] <= rows[:-1]):
+            raise IntegrityError(f"the row numbers of {where} do not ascend from {start} to {stop}; {remedy}")
+    return record
 
 
-def read_record(objects: Objects, job: Job, chunk: int) -> dict[str, Any]:
-    """The record of a finished chunk, its ``ones`` as an array."""
+def _checked(
+    objects: Objects, prefix: str, spec: ArraySpec, chunk: int, stated: int, where: str, remedy: str
+) -> np.ndarray:
+    found = find_chunk(objects, prefix, chunk, stated=stated, nbytes=spec.stored_bytes, known="of its record")
+    if found.fault is not None:
+        raise IntegrityError(f"{where} {found.fault}; {remedy}")
+    return found.rows(spec, chunk)
+
+
+def read_record(objects: Objects, job: Job, chunk: int) -> CheckedChunk:
+    """The record of a finished chunk."""
     where, remedy = chunk_and_remedy(objects, job, chunk)
     try:
         record = dict(json.loads(objects.get(record_key(job, chunk))))
-        numbers = {name: int(record[name]) for name in ("nbytes", "crc", "rows_crc") if name in record}
-        ones = np.array(record["ones"], "<i8")
-        if record["chunk"] != chunk or ones.shape != (job.bits,) or not {"nbytes", "crc"} <= set(numbers):
+        rows_crc = 0 if job.whole else int(record["rows_crc"])
+        found = CheckedChunk(int(record["crc"]), rows_crc, np.array(record["ones"], "<i8"))
+        if record["chunk"] != chunk or found.ones.shape != (job.bits,) or record["nbytes"] != job.spec.stored_bytes:
             raise ValueError("it belongs elsewhere")
     except (ValueError, KeyError, TypeError) as error:
         raise IntegrityError(f"the record of {where} is damaged ({error}); {remedy}") from None
-    return {**numbers, "ones": ones}
+    return found
 
 
 def chunk_and_remedy(objects: Objects, job: Job, chunk: int) -> tuple[str, str]:
@@ -162,16 +172,35 @@ def _corpus_of(url: str, job: Job) -> Corpus:
 
 
 def publish_jobs(index: str, jobs: Sequence[Job], corpus: Corpus, context: Context) -> Index:
-    """Check finished jobs of adjoining rows, fold their records into one array each, commit once, drop the records."""
+    """Check finished jobs of adjoining rows, and commit the version that lists them; again is fine."""
     objects = open_objects(index)
-    published = find_index(index)
-    if published is None or not_held(published, jobs):
-        with claimed(objects, jobs):
-            published = _publish(objects, jobs, corpus, context)
+    pending = not_held(find_index(index), jobs)
+    about: dict[str, Any] = {"url": corpus.url, "version": corpus.version, "fingerprint": corpus.fingerprint}
+    checked: dict[Job, IndexSegment] = {}
+
+    def append(current: Index | None) -> Index:
+        waiting = not_held(current, pending)
+        if current is not None and not waiting:
+            return current
+        for job in waiting:
+            if job not in checked:
+                checked[job] = checked_segment(objects, IndexSegment(job), context)
+        load_model(model_objects(objects.url), waiting[0].model)
+        check_unmarked(objects, waiting)
+        segments = _placed(current, tuple(checked[job] for job in waiting), objects.url)
+        return next_version(current, segments, about, objects.url)
+
+    with claimed(objects, pending):
+        published = commit(objects, find_index, append)[1]
     for job in jobs:
-        for leftover in ("done", CLAIMS):
-            objects.delete_below(f"{job.folder}/{leftover}")
+        clear_leftovers(objects, job)
     return published
+
+
+def clear_leftovers(objects: Objects, job: Job) -> None:
+    """Drop the records and claims beside codes that are published: their set bits are folded into one array."""
+    for leftover in ("done", CLAIMS):
+        objects.delete_below(f"{job.folder}/{leftover}")
 
 
 @contextlib.contextmanager
@@ -202,26 +231,10 @@ def check_unmarked(objects: Objects, jobs: Sequence[Job]) -> None:
             )
 
 
-def _publish(objects: Objects, jobs: Sequence[Job], corpus: Corpus, context: Context) -> Index:
-    """Check what no other publisher has published yet, and commit it."""
-    for _ in range(RACES):
-        current = find_index(objects.url)
-        waiting = not_held(current, jobs)
-        if current is not None and not waiting:
-            return current
-        try:
-            segments = tuple(checked_segment(objects, job, context) for job in waiting)
-        except (IncompleteError, IntegrityError):
-            # The records may be gone because another publisher was faster.
-            if not_held(find_index(objects.url), waiting) == waiting:
-                raise
-            continue
-        load_model(model_objects(objects.url), jobs[0].model)
-        return _commit(objects, segments, corpus)
-    raise too_many_races(objects.url)
-
-
-def checked_segment(objects: Objects, job: Job, context: Context) -> IndexSegment:
+def checked_segment(objects: Objects, draft: IndexSegment, context: Context) -> IndexSegment:
+    """The ``draft`` of a finished segment with its checksums, after every chunk was compared with its record on the
+    workers; folds the records into one array."""
+    job = draft.job
     missing = set(range(job.spec.n_chunks)) - done_chunks(objects, job)
     if missing:
         again = f"'och verify {objects.url} --repair'" if job.generation else "'och encode'"
@@ -230,9 +243,19 @@ def checked_segment(objects: Objects, job: Job, context: Context) -> IndexSegmen
             f"job {job.id} has {len(missing)} of {job.spec.n_chunks} chunks still to encode; nothing was published, "
             f"and what is done is kept: run {again} again"
         )
-    crcs, ones = _check_all(objects, job, context)
-    _fold(objects, job, ones)
-    return IndexSegment(job, crcs)
+    chunks = [(chunk, *draft.bounds(chunk)) for chunk in range(job.spec.n_chunks)]
+    tasks = [
+        CheckFinished(objects.url, job, tuple(chunks[i : i + CHUNKS_PER_CHECK]))
+        for i in range(0, len(chunks), CHUNKS_PER_CHECK)
+    ]
+    client = None if job.spec.n_chunks * job.spec.stored_bytes <= CHECKED_HERE else context.client
+    parts = map_tasks(check_finished, tasks, client=client, name="check_finished")
+    found = [chunk for part in parts for chunk in part]
+    if found:
+        create_array(objects, f"{job.folder}/ones", ones_spec(job))
+        write_chunk(objects, f"{job.folder}/ones", 0, np.array([chunk.ones for chunk in found], "<i8"))
+    row_digests = None if job.whole else np.array([chunk.rows_crc for chunk in found], "<u4")
+    return replace(draft, digests=np.array([chunk.crc for chunk in found], "<u4"), row_digests=row_digests)
 
 
 def not_held(index: Index | None, jobs: Sequence[Job]) -> list[Job]:
@@ -248,48 +271,12 @@ def _holds(index: Index, job: Job) -> bool:
     )
 
 
-def _check_all(objects: Objects, job: Job, context: Context) -> tuple[np.ndarray, np.ndarray]:
-    chunks = range(job.spec.n_chunks)
-    tasks = [
-        CheckChunks(objects.url, job, tuple(chunks[i : i + CHUNKS_PER_CHECK]))
-        for i in range(0, len(chunks), CHUNKS_PER_CHECK)
-    ]
-    client = None if job.spec.n_chunks * job.chunk_rows * job.spec.width <= CHECKED_HERE else context.client
-    parts = map_tasks(check_chunks, tasks, client=client, name="check_chunks")
-    return np.concatenate([crcs for crcs, _ in parts]), np.concatenate([ones for _, ones in parts])
-
-
 def ones_spec(job: Job) -> ArraySpec:
     """Layout of the folded records of a job, which are one chunk."""
     return ArraySpec(job.spec.n_chunks, job.bits, "<i8", job.spec.n_chunks)
 
 
-def _fold(objects: Objects, job: Job, ones: np.ndarray) -> None:
-    """Set bits per chunk and bit, from the records, as one small array (chunks, bits)."""
-    create_array(objects, f"{job.folder}/ones", ones_spec(job))
-    write_chunk(objects, f"{job.folder}/ones", 0, ones)
-
-
-def _commit(objects: Objects, new: tuple[IndexSegment, ...], corpus: Corpus) -> Index:
-    """Publish the next version; a lost race is rebased on what won."""
-    about: dict[str, Any] = {"url": corpus.url, "version": corpus.version, "fingerprint": corpus.fingerprint}
-    for _ in range(RACES):
-        current = find_index(objects.url)
-        new = tuple(segment for segment in new if current is None or not _holds(current, segment.job))
-        if current is not None and not new:
-            return current
-        check_unmarked(objects, [segment.job for segment in new])
-        index = next_version(current, _rebased(current, new, objects.url), about, objects.url)
-        if commit_version(objects, index.to_json()):
-            return index
-    raise too_many_races(objects.url)
-
-
-def too_many_races(url: str) -> ConflictError:
-    return ConflictError(f"{url} was published {RACES} times while this job tried to; run the command again")
-
-
-def _rebased(current: Index | None, new: tuple[IndexSegment, ...], url: str) -> tuple[IndexSegment, ...]:
+def _placed(current: Index | None, new: tuple[IndexSegment, ...], url: str) -> tuple[IndexSegment, ...]:
     """The segments of the next version: another model replaces all rows, the same model goes on where they end."""
     start, stop, model = new[0].start, new[-1].stop, new[0].job.model
     if current is None or current.model != model:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-import google_crc32c
 import numpy as np
 
 from och_dist import events
@@ -17,12 +16,11 @@ from och_dist.stage import Context
 from och_dist.store import (
     ArraySpec,
     IdLayout,
-    chunk_key,
     create_array,
+    find_chunk,
     ids_prefix,
     open_objects,
     stored_chunks,
-    trailing_crc,
     vectors_prefix,
     write_chunk,
 )
@@ -235,13 +233,13 @@ def check_stored_chunks(task: CheckChunks) -> list[int]:
     objects, segment = open_objects(task.target.url), task.target.segment
     digests = []
     for chunk in task.chunks:
-        data = objects.read(chunk_key(task.prefix, chunk))
-        if data is None or len(data) < 4 or google_crc32c.value(data[:-4]) != trailing_crc(data):
+        found = find_chunk(objects, task.prefix, chunk)
+        if found.fault is not None:
             raise IntegrityError(
-                f"chunk {chunk} of segment {segment}, left in {objects.url} by an earlier run, is damaged; nothing "
+                f"chunk {chunk} of segment {segment}, left in {objects.url} by an earlier run, {found.fault}; nothing "
                 f"was published: remove the segment with 'och gc {objects.url} --job {segment}' and ingest again"
             )
-        digests.append(trailing_crc(data))
+        digests.append(found.crc)
     return digests
 
 

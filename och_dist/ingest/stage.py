@@ -20,7 +20,7 @@ from och_dist.store import (
     Corpus,
     Segment,
     canonical,
-    commit_version,
+    commit,
     find_corpus,
     ids_prefix,
     open_objects,
@@ -253,17 +253,18 @@ def _check_fits(parent: Corpus | None, origin: Origin, codec: Codec, chunk_rows:
 
 
 def _publish(url: str, segment: Segment, origin: Origin) -> Corpus:
-    """Commit the next version. Losing the race means that another ingest put rows where these were planned."""
-    parent = find_corpus(url)
-    if parent and segment.id in {other.id for other in parent.segments}:
-        return parent
-    if (parent.rows if parent else 0) == segment.start:
-        version = (parent.version if parent else 0) + 1
-        segments = (*(parent.segments if parent else ()), segment)
-        corpus = Corpus(open_objects(url).url, version, origin.dim, origin.dtype, segments)
-        if commit_version(open_objects(url), corpus.to_json(version)):
-            return corpus
-    raise ConflictError(
-        f"another ingest published rows from {segment.start} on in {url} meanwhile; "
-        "nothing was mixed: run the command again to append after them"
-    )
+    """Commit the next version, unless another ingest put rows where these were planned."""
+
+    def append(current: Corpus | None) -> Corpus:
+        rows, version, segments = (current.rows, current.version, current.segments) if current else (0, 0, ())
+        if current and segment.id in {other.id for other in segments}:
+            return current
+        if rows != segment.start:
+            raise ConflictError(
+                f"another ingest published rows from {segment.start} on in {url} meanwhile; "
+                "nothing was mixed: run the command again to append after them"
+            )
+        return Corpus(objects.url, version + 1, origin.dim, origin.dtype, (*segments, segment))
+
+    objects = open_objects(url)
+    return commit(objects, find_corpus, append)[1]

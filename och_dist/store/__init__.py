@@ -8,13 +8,14 @@ from och_dist.store.arrays import (
     Codec,
     chunk_key,
     create_array,
+    find_chunk,
     open_layout,
+    plain_crc,
     read_rows,
     stored_chunks,
-    trailing_crc,
     write_chunk,
 )
-from och_dist.store.corpus import MAX_PARTITIONS, Corpus, CorpusRef, find_corpus, open_corpus
+from och_dist.store.corpus import MAX_PARTITIONS, Corpus, CorpusRef, Segment, find_corpus, open_corpus, vectors_prefix
 from och_dist.store.ids import MAX_ID_BYTES, IdLayout, id_hashes, id_keys, ids_prefix
 from och_dist.store.index import (
     CHUNK_ROWS,
@@ -30,6 +31,18 @@ from och_dist.store.index import (
 )
 from och_dist.store.jobs import Job, begin_job, done_chunks, list_jobs, read_job, record_key, write_codes
 from och_dist.store.lock import holder, locked
+from och_dist.store.manifest import (
+    canonical,
+    commit,
+    pack_digests,
+    read_latest,
+    read_version,
+    seal,
+    sha256,
+    unseal,
+    version_key,
+    version_numbers,
+)
 from och_dist.store.model import (
     Model,
     check_expected,
@@ -54,7 +67,6 @@ from och_dist.store.results import (
     save_neighbors,
 )
 from och_dist.store.runs import begin_run, end_run, read_run, run_numbers
-from och_dist.store.segments import Segment, vectors_prefix
 from och_dist.store.tables import (
     FOLDER,
     PARTITION_ROWS,
@@ -70,18 +82,6 @@ from och_dist.store.tables import (
     write_tables,
 )
 from och_dist.store.tombstones import RANGE_ROWS, Tombstones, listed_keys, put_bitmap, read_bitmap, stored_bitmaps
-from och_dist.store.versions import (
-    canonical,
-    commit_version,
-    pack_digests,
-    read_latest,
-    read_version,
-    seal,
-    sha256,
-    unseal,
-    version_key,
-    version_numbers,
-)
 
 __all__ = [
     "CHUNK_ROWS",
@@ -119,13 +119,14 @@ __all__ = [
     "check_output",
     "check_sources",
     "chunk_key",
-    "commit_version",
+    "commit",
     "copy_model",
     "create_array",
     "cut_segment",
     "default_layout",
     "done_chunks",
     "end_run",
+    "find_chunk",
     "find_corpus",
     "find_index",
     "find_tables",
@@ -151,6 +152,7 @@ __all__ = [
     "open_tables",
     "open_version",
     "pack_digests",
+    "plain_crc",
     "put_bitmap",
     "read_about",
     "read_bitmap",
@@ -173,7 +175,6 @@ __all__ = [
     "stored_bitmaps",
     "stored_chunks",
     "table_arrays",
-    "trailing_crc",
     "unseal",
     "vectors_prefix",
     "version_key",

@@ -6,7 +6,7 @@ import hashlib
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -16,15 +16,89 @@ import zarr
 from och_dist import events
 from och_dist.errors import BadInputError, IntegrityError
 from och_dist.store.arrays import METADATA, ArraySpec, is_plain, open_array, open_layout, read_plain_chunk, read_rows
-from och_dist.store.ids import ids_prefix, ids_text
+from och_dist.store.ids import IdLayout, ids_prefix, ids_text
+from och_dist.store.manifest import (
+    VersionRef,
+    adjoin,
+    check_kind,
+    pack_digests,
+    read_document,
+    read_latest,
+    read_version,
+    unpack_digests,
+)
 from och_dist.store.objects import Objects, open_objects
-from och_dist.store.segments import Segment
-from och_dist.store.versions import read_document, read_latest, read_version
 
-FORMATS = (1, 2)  # 2: with ids, which a writer of 1 would drop
 DTYPES = ("<f2", "<f4", "<f8", "|u1", "|i1")
 MAX_PARTITIONS = 4096
 MAX_ADOPTED_CHUNKS = 1 << 26
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows [start, stop) of a corpus in one Zarr array; ``digests`` holds a checksum per chunk."""
+
+    id: str
+    start: int
+    stop: int
+    chunk_rows: int
+    digests: np.ndarray = field(repr=False, compare=False)
+    codec: str = "none"
+    sources: tuple[dict[str, Any], ...] = ()
+    dropped: int = 0
+    prefix: str = ""
+    ids: IdLayout | None = None
+    id_digests: np.ndarray | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def ids_spec(self) -> ArraySpec | None:
+        """Layout of the ids, None without any."""
+        return None if self.ids is None else self.ids.spec(self.stop - self.start, self.chunk_rows)
+
+    def to_json(self) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "id": self.id,
+            "start": self.start,
+            "stop": self.stop,
+            "chunk_rows": self.chunk_rows,
+            "codec": self.codec,
+            "digests": pack_digests(self.digests),
+            "sources": list(self.sources),
+            "dropped": self.dropped,
+        }
+        if self.ids is not None and self.id_digests is not None:
+            body["ids"] = {**self.ids.to_json(), "digests": pack_digests(self.id_digests)}
+        return body
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any], where: str) -> Segment:
+        try:
+            start, stop, chunk_rows = int(entry["start"]), int(entry["stop"]), int(entry["chunk_rows"])
+            name, sources = str(entry["id"]), tuple(entry["sources"])
+            if not (name.isascii() and name.isalnum() and len(name) <= 64 and 0 <= start < stop and chunk_rows > 0):
+                raise ValueError(f"segment {name!r} [{start}, {stop}) by {chunk_rows}")
+            if not all(isinstance(source, dict) and {"fingerprint", "dataset"} <= set(source) for source in sources):
+                raise ValueError(f"segment {name!r} does not name its sources")
+            n_chunks, ids = -(-(stop - start) // chunk_rows), entry.get("ids")
+            return cls(
+                id=name,
+                start=start,
+                stop=stop,
+                chunk_rows=chunk_rows,
+                codec=str(entry["codec"]),
+                digests=unpack_digests(entry["digests"], n_chunks, where),
+                sources=sources,
+                dropped=int(entry["dropped"]),
+                prefix=vectors_prefix(name),
+                ids=None if ids is None else IdLayout.from_json(ids),
+                id_digests=None if ids is None else unpack_digests(ids["digests"], n_chunks, where),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"{where} lists an impossible segment ({error}); restore it from a copy") from None
+
+
+def vectors_prefix(segment_id: str) -> str:
+    return f"segments/{segment_id}/vectors"
 
 
 @dataclass(frozen=True)
@@ -210,12 +284,12 @@ class Corpus:
             total.update(segment.digests[first:last].astype("<u4").tobytes())
         return total.hexdigest()
 
-    def to_json(self, version: int) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
-            "format": 1 if self.ids is None else 2,
+            "format": 1 if self.ids is None else 2,  # 2: with ids, which a writer of 1 would drop
             "kind": "corpus",
-            "version": version,
-            "parent": version - 1,
+            "version": self.version,
+            "parent": self.version - 1,
             "rows": self.rows,
             "dim": self.dim,
             "dtype": self.dtype,
@@ -269,30 +343,18 @@ def find_corpus(url: str) -> Corpus | None:
     return None if body is None else _from_json(open_objects(url).url, body)
 
 
-@dataclass(frozen=True)
-class CorpusRef:
-    """A corpus version, small enough to travel with every task. An adopted array (``version`` 0) has no fingerprint."""
-
-    url: str
-    version: int
-    fingerprint: str
+class CorpusRef(VersionRef):
+    """A corpus version as tasks carry it. An adopted array (``version`` 0) has no fingerprint."""
 
     def open(self) -> Corpus:
-        """:func:`open_corpus` with a memory: a version is known by its content, an adopted array by its metadata.
-
-        A worker outlives jobs, and a corpus may be removed and made anew at the same place meanwhile.
-        """
+        """:func:`open_corpus` with a memory: a version is known by its content, an adopted array by its metadata."""
         return _remembered(self, None if self.version else _metadata(open_objects(self.url)))
 
 
 @lru_cache(maxsize=16)
 def _remembered(ref: CorpusRef, layout: bytes | None) -> Corpus:
     corpus = open_corpus(ref.url, ref.version)
-    if corpus.ref != ref:
-        raise IntegrityError(
-            f"version {ref.version} of {ref.url} is not the one that this job was planned with: it was replaced "
-            "meanwhile, or lies at another place on this machine; run the command again"
-        )
+    ref.require(corpus.ref)
     return corpus
 
 
@@ -302,25 +364,17 @@ def _metadata(objects: Objects) -> bytes | None:
 
 def _from_json(url: str, body: dict[str, Any]) -> Corpus:
     where = f"version {body.get('version')} of {url}"
-    if body.get("kind") != "corpus" or body.get("format") not in FORMATS:
-        raise BadInputError(
-            f"{where} is of kind {body.get('kind')!r}, format {body.get('format')!r}; "
-            f"a corpus of format {' or '.join(map(str, FORMATS))} is needed here"
-        )
+    check_kind(body, "corpus", where)
     try:
         segments = tuple(Segment.from_json(entry, where) for entry in body["segments"])
-        dim, dtype, rows, version = (
-            int(body["dim"]),
-            str(body["dtype"]),
-            int(body["rows"]),
-            int(body["version"]),
-        )
+        dim, dtype = int(body["dim"]), str(body["dtype"])
+        rows, version = int(body["rows"]), int(body["version"])
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"{where} is incomplete ({error}); restore it from a copy") from None
-    starts = [0, *(segment.stop for segment in segments)]
-    adjoining = [s.start for s in segments] == starts[:-1] and len({s.id for s in segments}) == len(segments)
-    if dtype not in DTYPES or dim < 1 or not segments or not adjoining or starts[-1] != rows:
-        raise IntegrityError(f"{where} does not add up: dim {dim}, dtype {dtype}, {rows} rows in {starts}")
+    ranges = [(segment.start, segment.stop) for segment in segments]
+    distinct = len({segment.id for segment in segments}) == len(segments)
+    if dtype not in DTYPES or dim < 1 or not distinct or not adjoin(ranges, rows):
+        raise IntegrityError(f"{where} does not add up: dim {dim}, dtype {dtype}, {rows} rows in {ranges}")
     if len({segment.ids and segment.ids.kind for segment in segments}) > 1:
         raise IntegrityError(f"{where} mixes kinds of ids; restore the manifest from a copy")
     return Corpus(url, version, dim, dtype, segments)

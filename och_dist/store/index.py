@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -15,11 +15,11 @@ import zarr
 from och_dist.errors import BadInputError, IntegrityError
 from och_dist.store.arrays import ArraySpec, open_layout, read_plain_chunk, read_rows
 from och_dist.store.jobs import Job
-from och_dist.store.model import Model, load_model
-from och_dist.store.objects import Objects, open_objects
-from och_dist.store.tombstones import Tombstones, check_tombstones, deleted_rows
-from och_dist.store.versions import (
+from och_dist.store.manifest import (
+    VersionRef,
+    adjoin,
     canonical,
+    check_kind,
     pack_digests,
     pack_numbers,
     read_latest,
@@ -29,8 +29,10 @@ from och_dist.store.versions import (
     unpack_numbers,
     version_key,
 )
+from och_dist.store.model import Model, load_model
+from och_dist.store.objects import Objects, open_objects
+from och_dist.store.tombstones import Tombstones, check_tombstones, deleted_rows
 
-FORMATS = (1, 2)  # 2: with deleted rows or compacted segments, which a reader of 1 would not see
 CHUNK_ROWS = 65_536
 MODELS = "models"
 
@@ -45,7 +47,7 @@ class IndexSegment:
     """
 
     job: Job
-    digests: np.ndarray = field(repr=False, compare=False)
+    digests: np.ndarray = field(default_factory=lambda: np.empty(0, "<u4"), repr=False, compare=False)
     sources: tuple[tuple[int, int, str], ...] = ()
     starts: np.ndarray | None = field(default=None, repr=False, compare=False)
     row_digests: np.ndarray | None = field(default=None, repr=False, compare=False)
@@ -243,6 +245,7 @@ class Index:
 
     def to_json(self) -> dict[str, Any]:
         return {
+            # 2: with deleted rows or compacted segments, which a reader of 1 would not see
             "format": 2 if self.tombstones or any(segment.sources for segment in self.segments) else 1,
             "kind": "index",
             "version": self.version,
@@ -282,37 +285,24 @@ def find_index(url: str) -> Index | None:
     return None if body is None else index_from_json(objects.url, body)
 
 
-@dataclass(frozen=True)
-class IndexRef:
-    """An index version, small enough to travel with every task."""
-
-    url: str
-    version: int
-    fingerprint: str
+class IndexRef(VersionRef):
+    """An index version as tasks carry it."""
 
     def open(self) -> Index:
-        """:func:`open_version` with a memory, by content: an index may be removed and made anew at the same place."""
+        """:func:`open_version` with a memory, by content."""
         return _remembered(self)
 
 
 @lru_cache(maxsize=16)
 def _remembered(ref: IndexRef) -> Index:
     index = open_version(ref.url, ref.version)
-    if index.ref != ref:
-        raise IntegrityError(
-            f"version {ref.version} of {ref.url} is not the one that this job was planned with: it was replaced "
-            "meanwhile, or lies at another place on this machine; run the command again"
-        )
+    ref.require(index.ref)
     return index
 
 
 def index_from_json(url: str, body: dict[str, Any]) -> Index:
     where = f"version {body.get('version')} of {url}"
-    if body.get("kind") != "index" or body.get("format") not in FORMATS:
-        raise BadInputError(
-            f"{where} is of kind {body.get('kind')!r}, format {body.get('format')!r}; "
-            f"an index of format {' or '.join(map(str, FORMATS))} is needed here"
-        )
+    check_kind(body, "index", where)
     try:
         segments = tuple(IndexSegment.from_json(entry, where) for entry in body["segments"])
         gone = tuple(Tombstones.from_json(entry) for entry in body.get("tombstones", ()))
@@ -321,9 +311,9 @@ def index_from_json(url: str, body: dict[str, Any]) -> Index:
         rows = int(body["rows"])
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"{where} is incomplete ({error}); restore it from a copy") from None
-    starts = [0, *(segment.stop for segment in segments)]
-    if [segment.start for segment in segments] != starts[:-1] or starts[-1] != rows or not segments:
-        raise IntegrityError(f"{where} does not add up: {rows} rows in segments ending at {starts}")
+    ranges = [(segment.start, segment.stop) for segment in segments]
+    if not adjoin(ranges, rows):
+        raise IntegrityError(f"{where} does not add up: {rows} rows in segments {ranges}")
     if {(segment.job.model, segment.job.bits) for segment in segments} != {(index.model, index.bits)}:
         raise IntegrityError(f"{where} mixes models; restore the manifest from a copy")
     check_tombstones(index.tombstones, rows, where)
@@ -337,6 +327,5 @@ def index_from_json(url: str, body: dict[str, Any]) -> Index:
 def next_version(index: Index | None, segments: tuple[IndexSegment, ...], corpus: dict[str, Any], url: str) -> Index:
     """The version that follows ``index`` (or the first) and lists ``segments``."""
     job = segments[-1].job
-    if index is None:
-        return Index(url, 1, job.model, job.bits, corpus, segments)
-    return replace(index, version=index.version + 1, model=job.model, bits=job.bits, corpus=corpus, segments=segments)
+    number, gone = (index.version + 1, index.tombstones) if index else (1, ())
+    return Index(url, number, job.model, job.bits, corpus, segments, gone)

@@ -10,8 +10,8 @@ import numpy as np
 
 from och_dist.errors import IntegrityError
 from och_dist.store.arrays import ArraySpec, Written, create_array, write_chunk
+from och_dist.store.manifest import canonical, read_document, seal, unseal
 from och_dist.store.objects import Objects
-from och_dist.store.versions import canonical, read_document, seal, unseal
 
 
 @dataclass(frozen=True)

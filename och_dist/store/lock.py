@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from och_dist.errors import IncompleteError
+from och_dist.store.manifest import sha256
 from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, storage_errors
-from och_dist.store.versions import sha256
 
 logger = logging.getLogger("och_dist")
 

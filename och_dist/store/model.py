@@ -19,8 +19,8 @@ import numpy as np
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.methods.base import Hasher
 from och_dist.methods.registry import METHODS, model_from_state
+from och_dist.store.manifest import canonical, read_document, seal, sha256, unseal
 from och_dist.store.objects import Objects, open_objects
-from och_dist.store.versions import canonical, read_document, seal, sha256, unseal
 
 FORMAT = 1
 MAX_ARRAY_BYTES = 1 << 30

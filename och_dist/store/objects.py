@@ -20,7 +20,6 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError, UsageError
-from och_dist.store.keys import Data, check_key, local_path, parts_of
 
 TEMPORARY = ".tmp"
 ATTEMPTS = 10
@@ -29,6 +28,10 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 MISPLACED = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
+
+
+Data = bytes | tuple[bytes, ...]
+"""What an object is made of: its bytes, or parts that need not be copied together."""
 
 
 class Put(Enum):
@@ -59,6 +62,38 @@ def storage_errors(where: str, *, begun: bool = False) -> Iterator[None]:
                 "or the name is too long; use another place"
             ) from error
         raise
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` if it stays inside the store: relative, normal, printable."""
+    parts = PurePosixPath(key).parts
+    if not key or key.startswith("/") or "\\" in key or "\0" in key or ".." in parts or "/".join(parts) != key:
+        raise BadInputError(f"key {key!r} leaves its store; use a plain relative key such as 'segments/ab/codes'")
+    return key
+
+
+def local_path(root: Path, key: str, *, itself: bool = True) -> Path:
+    """The path of ``key`` below ``root``, unless a symbolic link on the way leads out of it.
+
+    Such a link would let whoever can write to a store make others read, write or delete elsewhere. The last part of
+    the path is looked at only if it counts ``itself``: to remove a link is no harm.
+    """
+    path = here = root / check_key(key)
+    if not itself:
+        here = path.parent
+    while here != root:
+        if here.is_symlink() and not Path(os.path.realpath(here)).is_relative_to(os.path.realpath(root)):
+            raise IntegrityError(
+                f"{here} is a link that leads out of {root}; nothing is read, written or removed through it: "
+                "put what it leads to in its place"
+            )
+        here = here.parent
+    return path
+
+
+def parts_of(data: Data) -> tuple[bytes, ...]:
+    """The buffers of an object, one after the other."""
+    return data if isinstance(data, tuple) else (data,)
 
 
 class Objects(ABC):

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from och_dist.store.arrays import ArraySpec, create_array, open_array, read_rows, write_chunk
+from och_dist.store.manifest import canonical, seal
 from och_dist.store.objects import LocalObjects
 from och_dist.store.results import ABOUT, parquet_modules, stored_ids, write_tables, written_beside
-from och_dist.store.versions import canonical, seal
 
 CHUNK_ENTRIES = 1 << 20
 

@@ -21,8 +21,8 @@ import zarr
 
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.store.arrays import ArraySpec, create_array, open_array, read_rows, write_chunk
+from och_dist.store.manifest import canonical, read_document, seal, unseal
 from och_dist.store.objects import LocalObjects, storage_errors
-from och_dist.store.versions import canonical, read_document, seal, unseal
 
 FORMATS = (".zarr", ".npz", ".parquet", ".jsonl")
 ABOUT = "neighbors.json"

@@ -10,8 +10,8 @@ import uuid
 from typing import Any
 
 from och_dist.errors import BadInputError, ConflictError
+from och_dist.store.manifest import read_document, read_latest, seal, unseal
 from och_dist.store.objects import Objects
-from och_dist.store.versions import read_document, read_latest, seal, unseal
 
 RUNS = "runs"
 RACES = 100

@@ -18,10 +18,10 @@ import numpy as np
 from och_dist.errors import IntegrityError
 from och_dist.kernels.buckets import BucketTables, cut_bits, join_tables, substring_count, table_bytes
 from och_dist.kernels.hamming import CodeBlock
-from och_dist.store.arrays import ArraySpec, create_array, open_layout, read_rows, stored_chunk, write_chunk
+from och_dist.store.arrays import ArraySpec, create_array, find_chunk, open_layout, stored_chunk, write_chunk
 from och_dist.store.index import CodeChunk, Index
+from och_dist.store.manifest import pack_digests, read_document, seal, unseal
 from och_dist.store.objects import Objects
-from och_dist.store.versions import pack_digests, read_document, seal, unseal
 
 FORMAT = 1
 FOLDER = "tables"
@@ -217,14 +217,14 @@ def open_tables(index: Index, part: TablePartition, block: CodeBlock) -> BucketT
 
 def _stored(index: Index, prefix: str, spec: ArraySpec, digests: list[int]) -> Iterator[np.ndarray]:
     """The rows of an array, each one chunk, whose checksums must be ``digests``."""
-    array = open_layout(index.objects, prefix, spec)
+    open_layout(index.objects, prefix, spec)  # its metadata must say what the record does
     for number, digest in enumerate(digests):
-        found = stored_chunk(index.objects, prefix, number)
-        if found is None or found.crc != digest:
-            raise IntegrityError(
-                f"chunk {number} of {index.url}/{prefix} is not the one of its record; run 'och verify'"
-            )
-        yield read_rows(array, number, number + 1)[0]
+        found = find_chunk(
+            index.objects, prefix, number, stated=digest, nbytes=spec.stored_bytes, known="of its record"
+        )
+        if found.fault is not None:
+            raise IntegrityError(f"chunk {number} of {index.url}/{prefix} {found.fault}; run 'och verify'")
+        yield found.rows(spec, number)[0]
 
 
 def _damaged(index: Index, part: TablePartition, what: str) -> IntegrityError:

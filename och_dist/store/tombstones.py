@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from och_dist.errors import IntegrityError
+from och_dist.store.manifest import sha256
 from och_dist.store.objects import Objects, open_objects
-from och_dist.store.versions import sha256
 
 FOLDER = "tombstones"
 RANGE_ROWS = 1 << 20

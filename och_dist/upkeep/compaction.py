@@ -6,26 +6,14 @@ as the next version after the same checks as an encoding, and older versions sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
 from och_dist.cluster import check_memory, map_tasks
-from och_dist.encode import (
-    CHUNKS_PER_CHECK,
-    CLAIMS,
-    RACES,
-    check_unmarked,
-    checked_segment,
-    chunk_and_remedy,
-    claimed,
-    read_record,
-    too_many_races,
-)
-from och_dist.errors import ConflictError, IncompleteError, IntegrityError, UsageError
+from och_dist.encode import check_unmarked, checked_segment, claimed, clear_leftovers
+from och_dist.errors import ConflictError, IntegrityError, UsageError
 from och_dist.kernels.packing import count_ones
 from och_dist.stage import WORKING_BYTES, Context, Report, Stopwatch
 from och_dist.store import (
@@ -35,34 +23,17 @@ from och_dist.store import (
     IndexRef,
     IndexSegment,
     Job,
-    Objects,
     begin_job,
     canonical,
-    chunk_key,
-    commit_version,
+    commit,
     done_chunks,
     next_version,
     open_objects,
     open_version,
     pack_digests,
     sha256,
-    trailing_crc,
     write_codes,
 )
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be made of an index version. ``starts`` (chunks,) int64: the first global row that each new chunk
-    stands for; it ends where the next begins."""
-
-    index: Index
-    job: Job
-    starts: np.ndarray
-
-    def bounds(self, chunk: int) -> tuple[int, int]:
-        last = chunk + 1 == len(self.starts)
-        return int(self.starts[chunk]), self.job.stop if last else int(self.starts[chunk + 1])
 
 
 @dataclass(frozen=True)
@@ -114,15 +85,30 @@ def compact(index: str, *, chunk_rows: int | None = None, context: Context | Non
     rows = min(chunk_rows or CHUNK_ROWS, max(1, before.live_rows))
     if _is_compact(before, rows):
         return watch.report("nothing to do", **_facts(before, before))
-    objects, plan = open_objects(index), _plan(before, rows)
+    objects, draft = open_objects(index), _draft(before, rows)
     objects.require_put_if_absent()
-    begin_job(objects, plan.job)
-    _run(plan, context)
-    with claimed(objects, [plan.job]):
-        after = _publish(objects, plan, context)
-    for leftover in ("done", CLAIMS):
-        objects.delete_below(f"{plan.job.folder}/{leftover}")
-    return watch.report(**_facts(before, after), job=plan.job.id)
+    begin_job(objects, draft.job)
+    _run(before, draft, context)
+    merged = [segment.job.id for segment in before.segments]  # a repair changes the generation alone
+
+    def replaced(current: Index) -> Index:
+        """The next version; what was appended or deleted meanwhile is kept."""
+        jobs = [segment.job.id for segment in current.segments]
+        if draft.job.id in jobs:
+            return current
+        if jobs[: len(merged)] != merged:
+            raise ConflictError(
+                f"{objects.url} was encoded anew or compacted otherwise meanwhile, and nothing was published; "
+                "run 'och compact' again"
+            )
+        segment = checked_segment(objects, draft, context)
+        check_unmarked(objects, [draft.job])
+        return next_version(current, (segment, *current.segments[len(merged) :]), current.corpus, objects.url)
+
+    with claimed(objects, [draft.job]):
+        after = commit(objects, open_version, replaced)[1]
+    clear_leftovers(objects, draft.job)
+    return watch.report(**_facts(before, after), job=draft.job.id)
 
 
 def _facts(before: Index, after: Index) -> dict[str, Any]:
@@ -144,11 +130,12 @@ def _is_compact(index: Index, chunk_rows: int) -> bool:
     return one and index.stored_rows == index.live_rows
 
 
-def _plan(index: Index, chunk_rows: int) -> Plan:
-    """The job of merging an index version, known by every code that goes into it and every row that does not."""
-    work, kept = compaction_input(index), index.live_rows
-    job = Job(index.model, index.bits, 0, index.rows, chunk_rows, work, kept=kept)
-    return Plan(index, job, chunk_starts(index, chunk_rows))
+def _draft(index: Index, chunk_rows: int) -> IndexSegment:
+    """What is to be made of an index version. Its job is known by every code that goes into it and every row that
+    does not."""
+    job = Job(index.model, index.bits, 0, index.rows, chunk_rows, compaction_input(index), kept=index.live_rows)
+    sources = tuple(source for segment in index.segments for source in segment.inputs)
+    return IndexSegment(job, sources=sources, starts=None if job.whole else chunk_starts(index, chunk_rows))
 
 
 def compaction_input(index: Index) -> str:
@@ -175,20 +162,20 @@ def chunk_starts(index: Index, chunk_rows: int) -> np.ndarray:
     return starts
 
 
-def _run(plan: Plan, context: Context) -> None:
+def _run(index: Index, draft: IndexSegment, context: Context) -> None:
     """Store the chunks that have no record yet."""
-    job = plan.job
-    largest = max((segment.job.chunk_rows for segment in plan.index.segments), default=0)
+    job = draft.job
+    largest = max((segment.job.chunk_rows for segment in index.segments), default=0)
     room = 4 * (job.chunk_rows + largest) * (job.spec.width + 8) + WORKING_BYTES
     check_memory(context.client, room, f"merging a chunk of {job.chunk_rows} codes")
-    done = done_chunks(open_objects(plan.index.url), job)
+    done = done_chunks(index.objects, job)
     tasks = [
-        CompactChunk(plan.index.ref, job, chunk, *plan.bounds(chunk))
+        CompactChunk(index.ref, job, chunk, *draft.bounds(chunk))
         for chunk in range(job.spec.n_chunks)
         if chunk not in done
     ]
     advance = context.progress("compact", job.stop - job.start)
-    advance(sum(high - low for low, high in map(plan.bounds, done)))
+    advance(sum(high - low for low, high in map(draft.bounds, done)))
     map_tasks(
         compact_chunk,
         tasks,
@@ -197,80 +184,3 @@ def _run(plan: Plan, context: Context) -> None:
         advance=advance,
         weight=lambda task: task.stop - task.start,
     )
-
-
-def _publish(objects: Objects, plan: Plan, context: Context) -> Index:
-    try:
-        return _commit(objects, plan, _checked(objects, plan, context))
-    except (IncompleteError, IntegrityError):
-        # The records may be gone because another compaction of the same version was faster.
-        current = open_version(objects.url)
-        if all(part.job != plan.job for part in current.segments):
-            raise
-        return current
-
-
-def _checked(objects: Objects, plan: Plan, context: Context) -> IndexSegment:
-    """The finished segment, after its chunks were read again and compared with their records."""
-    sources = tuple(source for segment in plan.index.segments for source in segment.inputs)
-    job = plan.job
-    if not job.stored_rows:
-        nothing = np.empty(0, "<u4")
-        return IndexSegment(job, nothing, sources, plan.starts, nothing)
-    segment = replace(checked_segment(objects, job, context), sources=sources)
-    if job.whole:
-        return segment
-    chunks = range(job.spec.n_chunks)
-    tasks = [
-        CheckRows(objects.url, job, tuple((chunk, *plan.bounds(chunk)) for chunk in chunks[i : i + CHUNKS_PER_CHECK]))
-        for i in range(0, len(chunks), CHUNKS_PER_CHECK)
-    ]
-    crcs = np.concatenate(map_tasks(check_rows, tasks, client=context.client, name="check_rows"))
-    return replace(segment, starts=plan.starts, row_digests=crcs)
-
-
-@dataclass(frozen=True)
-class CheckRows:
-    """(chunk, start, stop): chunks of row numbers, and the global rows that they stand for."""
-
-    index: str
-    job: Job
-    chunks: tuple[tuple[int, int, int], ...]
-
-
-def check_rows(task: CheckRows) -> np.ndarray:
-    """crcs (c,) of chunks of row numbers that equal their records and ascend within their bounds."""
-    objects, crcs = open_objects(task.index), []
-    for chunk, start, stop in task.chunks:
-        where, remedy = chunk_and_remedy(objects, task.job, chunk)
-        stated = int(read_record(objects, task.job, chunk).get("rows_crc", -1))
-        data = objects.read(chunk_key(f"{task.job.folder}/rows", chunk)) or b""
-        whole = len(data) == 8 * task.job.chunk_rows + 4
-        if not whole or not trailing_crc(data) == stated == google_crc32c.value(data[:-4]):
-            raise IntegrityError(f"the row numbers of {where} do not match their record; {remedy}")
-        low, high = task.job.rows_spec.bounds(chunk)
-        rows = np.frombuffer(data, "<i8", high - low)
-        if rows[0] < start or rows[-1] >= stop or np.any(rows[1:] <= rows[:-1]):
-            raise IntegrityError(f"the row numbers of {where} do not ascend from {start} to {stop}; {remedy}")
-        crcs.append(stated)
-    return np.array(crcs, "<u4")
-
-
-def _commit(objects: Objects, plan: Plan, segment: IndexSegment) -> Index:
-    """Publish the next version; what was appended or deleted meanwhile is kept."""
-    merged: Sequence[str] = [part.job.id for part in plan.index.segments]  # a repair changes the generation alone
-    for _ in range(RACES):
-        current = open_version(objects.url)
-        jobs = [part.job.id for part in current.segments]
-        if plan.job.id in jobs:
-            return current
-        if jobs[: len(merged)] != merged:
-            raise ConflictError(
-                f"{objects.url} was encoded anew or compacted otherwise meanwhile, and nothing was published; "
-                "run 'och compact' again"
-            )
-        check_unmarked(objects, [plan.job])
-        index = next_version(current, (segment, *current.segments[len(merged) :]), current.corpus, objects.url)
-        if commit_version(objects, index.to_json()):
-            return index
-    raise too_many_races(objects.url)

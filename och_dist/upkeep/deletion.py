@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from och_dist.errors import ConflictError, UsageError
+from och_dist.errors import UsageError
 from och_dist.search import RowSet, corpus_of_index, find_rows, row_set
 from och_dist.stage import Context, Report, Stopwatch
 from och_dist.store import (
@@ -16,13 +16,11 @@ from och_dist.store import (
     Index,
     Objects,
     Tombstones,
-    commit_version,
+    commit,
     open_objects,
     open_version,
     put_bitmap,
 )
-
-RACES = 50
 
 
 def delete(
@@ -42,9 +40,20 @@ def delete(
     opened = open_version(index)
     wanted = row_set(rows if ids is None else find_rows(corpus_of_index(opened), ids, context))
     _check_inside(wanted, opened)
-    before, after = _delete(open_objects(index), wanted)
+    objects = open_objects(index)
+
+    def without(current: Index) -> Index:
+        """The next version; that of a lost race keeps the rows of both."""
+        changed = _union(objects, current, wanted)
+        if not changed:
+            return current
+        kept = [entry for entry in current.tombstones if entry.number not in changed]
+        listed = tuple(sorted((*kept, *changed.values()), key=lambda entry: entry.number))
+        return replace(current, version=current.version + 1, tombstones=listed)
+
+    before, after = commit(objects, open_version, without)
     return watch.report(
-        "nothing to do" if before.version == after.version else "done",
+        "nothing to do" if after is before else "done",
         index=after.url,
         version=after.version,
         rows=after.rows,
@@ -60,24 +69,6 @@ def _check_inside(wanted: RowSet, index: Index) -> None:
             f"row {wanted.stop - 1} does not exist: {index.url} has rows 0 to {index.rows - 1}; nothing was deleted, "
             "leave out what lies outside"
         )
-
-
-def _delete(objects: Objects, wanted: RowSet) -> tuple[Index, Index]:
-    """(version before, version after); a lost race is begun again on what won, which keeps the rows of both."""
-    for _ in range(RACES):
-        current = open_version(objects.url)
-        changed = _union(objects, current, wanted)
-        if not changed:
-            return current, current
-        kept = [entry for entry in current.tombstones if entry.number not in changed]
-        listed = tuple(sorted((*kept, *changed.values()), key=lambda entry: entry.number))
-        following = replace(current, version=current.version + 1, tombstones=listed)
-        if commit_version(objects, following.to_json()):
-            return current, following
-    raise ConflictError(
-        f"{objects.url} was published {RACES} times while rows were being deleted, and nothing was deleted; "
-        "run the command again"
-    )
 
 
 def _union(objects: Objects, current: Index, wanted: RowSet) -> dict[int, Tombstones]:

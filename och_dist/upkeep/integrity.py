@@ -8,8 +8,6 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
-import google_crc32c
-
 from och_dist.cluster import map_tasks
 from och_dist.encode import CLAIMS, COLLECTED, ones_spec
 from och_dist.errors import BadInputError, IntegrityError, OchError
@@ -26,6 +24,7 @@ from och_dist.store import (
     Tombstones,
     chunk_key,
     done_chunks,
+    find_chunk,
     ids_prefix,
     load_model,
     model_objects,
@@ -38,7 +37,6 @@ from och_dist.store import (
     read_rows,
     read_version,
     table_arrays,
-    trailing_crc,
     version_key,
     version_numbers,
 )
@@ -228,19 +226,10 @@ def verify_chunks(task: VerifyChunks) -> list[Damage]:
     objects = open_objects(task.url)
     damage = []
     for chunk, stated in task.chunks:
-        fault = chunk_fault(objects.read(chunk_key(task.prefix, chunk)), stated)
+        fault = find_chunk(objects, task.prefix, chunk, stated=stated).fault
         if fault is not None:
             damage.append(Damage(f"chunk {chunk} of {task.prefix} {fault}", task.prefix, chunk))
     return damage
-
-
-def chunk_fault(data: bytes | None, stated: int) -> str | None:
-    """What is wrong with a chunk that was published with the checksum ``stated``; None if nothing is."""
-    if data is None:
-        return "is missing"
-    if len(data) < 4 or google_crc32c.value(data[:-4]) != trailing_crc(data):
-        return f"is damaged ({len(data)} bytes)"
-    return None if trailing_crc(data) == stated else "is not the one that was published"
 
 
 def _run(tasks: list[VerifyChunks], context: Context) -> list[list[Damage]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from och_dist.encode import checked_segment, named_jobs, not_held
 from och_dist.errors import IntegrityError
 from och_dist.stage import Context, Report, Stopwatch
-from och_dist.store import find_index, open_objects, version_numbers
+from och_dist.store import IndexSegment, find_index, open_objects, version_numbers
 from och_dist.upkeep.verification import verify
 
 
@@ -19,7 +19,7 @@ def check(index: str, *, jobs: Sequence[str], context: Context | None = None) ->
     watch, context = Stopwatch("check"), context or Context()
     objects = open_objects(index)
     found = not_held(find_index(index), named_jobs(objects, jobs))
-    chunks = sum(len(checked_segment(objects, job, context).digests) for job in found)
+    chunks = sum(len(checked_segment(objects, IndexSegment(job), context).digests) for job in found)
     if found and version_numbers(objects):
         try:
             chunks += verify(index, context=context).facts["chunks"]

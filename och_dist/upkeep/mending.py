@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
-import google_crc32c
 import numpy as np
 
 from och_dist.cluster import map_tasks
-from och_dist.encode import CHUNKS_PER_CHECK, CLAIMS, RACES, check_unmarked, checked_segment, claimed, too_many_races
+from och_dist.encode import check_unmarked, checked_segment, claimed, clear_leftovers
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError, OchError
 from och_dist.kernels.packing import count_ones
 from och_dist.stage import Context, require_room
@@ -33,9 +33,9 @@ from och_dist.store import (
     Objects,
     Tombstones,
     begin_job,
-    chunk_key,
-    commit_version,
+    commit,
     done_chunks,
+    find_chunk,
     load_model,
     model_objects,
     model_on_worker,
@@ -43,6 +43,7 @@ from och_dist.store import (
     open_corpus,
     open_objects,
     open_version,
+    plain_crc,
     put_bitmap,
     read_bitmap,
     read_job,
@@ -52,8 +53,7 @@ from och_dist.store import (
     version_numbers,
     write_codes,
 )
-from och_dist.upkeep.compaction import CheckRows, check_rows
-from och_dist.upkeep.integrity import ANNOUNCEMENT, Damage, Findings, chunk_fault
+from och_dist.upkeep.integrity import ANNOUNCEMENT, Damage, Findings
 
 GENERATIONS = 20
 PARTS = ("codes", "rows", "ones")
@@ -85,18 +85,12 @@ def repair_index(index: Index, findings: Findings, *, corpus: str | None, contex
                 made[segment.job] = _next_generation(work, context, claims)
             except (IntegrityError, ConflictError, BadInputError) as error:
                 failed.append(str(error))
-        published = _commit(objects, made)
+        published = commit(objects, open_version, partial(_replaced, made))[1]
     for part in published.segments:
         if part.job in {segment.job for segment in made.values()}:
             clear_leftovers(objects, part.job)
             mended.append(f"job {part.job.id} is in version {published.version} as generation {part.job.generation}")
     return Repaired(tuple(mended), tuple(failed))
-
-
-def clear_leftovers(objects: Objects, job: Job) -> None:
-    """Records and claims beside codes that are published."""
-    for leftover in ("done", CLAIMS):
-        objects.delete_below(f"{job.folder}/{leftover}")
 
 
 def _restore_announcements(objects: Objects, findings: Findings) -> list[str]:
@@ -244,36 +238,30 @@ def repair_chunk(task: RepairChunk) -> int:
     """Store one chunk, with its record, compared with the published checksums first; returns the number of codes."""
     index = task.index.open()
     segment = index.segments[task.segment]
-    rows = None
-    if segment.row_digests is not None:
-        rows = _derived_rows(index, segment, task.chunk) if "rows" in task.lost else _kept_rows(index, segment, task)
-    codes = _encoded(task, segment, rows) if "codes" in task.lost else _kept_codes(index, segment, task)
-    _require_published(task, "codes", codes, segment.job.spec, int(segment.digests[task.chunk]))
+    job, chunk, rows = segment.job, task.chunk, None
+    if segment.row_digests is not None and "rows" in task.lost:
+        rows = _derived_rows(index, segment, chunk)
+    elif segment.row_digests is not None:
+        rows = _kept(index, f"{job.folder}/rows", job.rows_spec, chunk, int(segment.row_digests[chunk]))[:, 0]
+    stated = int(segment.digests[chunk])
+    if "codes" in task.lost:
+        codes = _encoded(task, segment, rows)
+        _require_published(task, codes, stated)
+    else:
+        codes = _kept(index, f"{job.folder}/codes", job.spec, chunk, stated)
     ones = count_ones(codes, task.job.bits)
     write_codes(open_objects(index.url), task.job, task.chunk, codes, ones, task.job.input, rows=rows)
     return len(codes)
 
 
-def _kept_codes(index: Index, segment: IndexSegment, task: RepairChunk) -> np.ndarray:
-    spec = segment.job.spec
-    data = _kept(index, f"{segment.job.folder}/codes", task.chunk, int(segment.digests[task.chunk]))
-    low, high = spec.bounds(task.chunk)
-    return np.frombuffer(data, np.uint8, (high - low) * spec.width).reshape(-1, spec.width).copy()
-
-
-def _kept_rows(index: Index, segment: IndexSegment, task: RepairChunk) -> np.ndarray:
-    assert segment.row_digests is not None  # asked only where rows were dropped
-    data = _kept(index, f"{segment.job.folder}/rows", task.chunk, int(segment.row_digests[task.chunk]))
-    low, high = segment.job.rows_spec.bounds(task.chunk)
-    return np.frombuffer(data, "<i8", high - low).copy()
-
-
-def _kept(index: Index, prefix: str, chunk: int, stated: int) -> bytes:
-    data = index.objects.read(chunk_key(prefix, chunk))
-    fault = chunk_fault(data, stated)
-    if data is None or fault is not None:
-        raise IntegrityError(f"chunk {chunk} of {index.url}/{prefix} {fault} by now; run 'och verify --repair' again")
-    return data
+def _kept(index: Index, prefix: str, spec: ArraySpec, chunk: int, stated: int) -> np.ndarray:
+    """The rows (m, width) of a chunk that is as it was published."""
+    found = find_chunk(index.objects, prefix, chunk, stated=stated, nbytes=spec.stored_bytes)
+    if found.fault is not None:
+        raise IntegrityError(
+            f"chunk {chunk} of {index.url}/{prefix} {found.fault} by now; run 'och verify --repair' again"
+        )
+    return found.rows(spec, chunk)
 
 
 def _derived_rows(index: Index, segment: IndexSegment, chunk: int) -> np.ndarray:
@@ -288,7 +276,7 @@ def _derived_rows(index: Index, segment: IndexSegment, chunk: int) -> np.ndarray
             candidates.append(np.arange(start, stop) if deleted is None else start + np.flatnonzero(~deleted))
     for rows in candidates:
         known = len(rows) == high - low
-        if known and _checksum(rows.astype("<i8"), segment.job.rows_spec) == segment.row_digests[chunk]:
+        if known and plain_crc(rows.astype("<i8"), segment.job.rows_spec) == segment.row_digests[chunk]:
             return rows.astype("<i8")
     raise IntegrityError(
         f"chunk {chunk} of {index.url}/{segment.job.folder}/rows is lost, and no version tells any more which rows it "
@@ -318,16 +306,10 @@ def _encoded(task: RepairChunk, segment: IndexSegment, rows: np.ndarray | None) 
     return codes
 
 
-def _checksum(block: np.ndarray, spec: ArraySpec) -> int:
-    """crc32c of a chunk as it is stored: the last one is filled up with zeros."""
-    size = spec.chunk_rows * spec.width * np.dtype(spec.dtype).itemsize
-    return int(google_crc32c.value(np.ascontiguousarray(block).tobytes().ljust(size, b"\0")))
-
-
-def _require_published(task: RepairChunk, part: str, block: np.ndarray, spec: ArraySpec, stated: int) -> None:
-    if _checksum(block, spec) != stated:
+def _require_published(task: RepairChunk, codes: np.ndarray, stated: int) -> None:
+    if plain_crc(codes, task.job.spec) != stated:
         raise IntegrityError(
-            f"chunk {task.chunk} of {task.job.folder}/{part} was made again and is not the one that was published, so "
+            f"chunk {task.chunk} of {task.job.folder}/codes was made again and is not the one that was published, so "
             "it was not stored: corpus or model are not what they were, or this package encodes otherwise; restore "
             "the chunk from a copy"
         )
@@ -357,34 +339,24 @@ def _run(work: _Work, job: Job, context: Context) -> None:
 
 def _checked(work: _Work, job: Job, context: Context) -> IndexSegment:
     """The new generation as a segment, after its stored chunks were compared with their records and the manifest."""
-    made, segment = checked_segment(work.objects, job, context), work.segment
-    same = np.array_equal(made.digests, segment.digests)
-    if segment.row_digests is not None:
-        parts = [(chunk, *segment.bounds(chunk)) for chunk in range(job.spec.n_chunks)]
-        tasks = [
-            CheckRows(work.objects.url, job, tuple(parts[i : i + CHUNKS_PER_CHECK]))
-            for i in range(0, len(parts), CHUNKS_PER_CHECK)
-        ]
-        found = map_tasks(check_rows, tasks, client=context.client, name="check_rows")
-        same = same and np.array_equal(np.concatenate(found), segment.row_digests)
+    published = work.segment
+    made = checked_segment(work.objects, replace(published, job=job), context)
+    same = np.array_equal(made.digests, published.digests)
+    if published.row_digests is not None and made.row_digests is not None:
+        same = same and np.array_equal(made.row_digests, published.row_digests)
     if not same:
         raise IntegrityError(f"{job.folder} does not hold what was published; run 'och verify --repair' again")
-    return replace(segment, job=job)
+    return made
 
 
-def _commit(objects: Objects, made: dict[Job, IndexSegment]) -> Index:
-    """List the new generations in the next version, beside what was appended or deleted meanwhile.
+def _replaced(made: dict[Job, IndexSegment], current: Index) -> Index:
+    """The next version lists the new generations, beside what was appended or deleted meanwhile.
 
     A damaged segment that is not listed any more is left alone: another repair was faster, or the index was made anew.
     """
-    for _ in range(RACES):
-        current = open_version(objects.url)
-        waiting = [part.job for part in current.segments if part.job in made]
-        if not waiting:
-            return current
-        check_unmarked(objects, [made[job].job for job in waiting])
-        segments = tuple(made.get(part.job, part) for part in current.segments)
-        following = next_version(current, segments, current.corpus, objects.url)
-        if commit_version(objects, following.to_json()):
-            return following
-    raise too_many_races(objects.url)
+    waiting = [part.job for part in current.segments if part.job in made]
+    if not waiting:
+        return current
+    check_unmarked(current.objects, [made[job].job for job in waiting])
+    segments = tuple(made.get(part.job, part) for part in current.segments)
+    return next_version(current, segments, current.corpus, current.url)

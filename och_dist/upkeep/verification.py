@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from och_dist.cluster import map_tasks
+from och_dist.encode import clear_leftovers
 from och_dist.errors import BadInputError, IntegrityError, UsageError
 from och_dist.stage import Context, Report, Stopwatch
 from och_dist.store import (
@@ -23,7 +24,7 @@ from och_dist.store import (
     version_numbers,
 )
 from och_dist.upkeep.integrity import Damage, Findings, attempt, find_damage, lost_jobs
-from och_dist.upkeep.mending import Repaired, clear_leftovers, repair_index
+from och_dist.upkeep.mending import Repaired, repair_index
 
 LISTED = 20
 

@@ -13,11 +13,10 @@ import psutil
 
 from och_dist.ingest import stage as ingest
 from och_dist.store.arrays import ArraySpec, chunk_key, create_array
-from och_dist.store.corpus import Corpus, open_corpus
+from och_dist.store.corpus import Corpus, Segment, open_corpus, vectors_prefix
 from och_dist.store.index import open_version
+from och_dist.store.manifest import commit_version
 from och_dist.store.objects import open_objects
-from och_dist.store.segments import Segment, vectors_prefix
-from och_dist.store.versions import commit_version
 from och_dist.train import stage as train
 from tests.support.cluster_help import Processes, workers_of
 
@@ -40,7 +39,7 @@ def make_large_corpus(folder: Path) -> tuple[Path, Path]:
     linked = Segment(
         "linked", 0, CHUNKS * CHUNK_ROWS, CHUNK_ROWS, np.resize(segment.digests, CHUNKS), sources=segment.sources
     )
-    assert commit_version(objects, Corpus(str(large), 1, DIM, source.dtype, (linked,)).to_json(1))
+    assert commit_version(objects, Corpus(str(large), 1, DIM, source.dtype, (linked,)).to_json())
     return small, large
 
 

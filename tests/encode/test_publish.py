@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from och_dist.encode import publication as stage
 from och_dist.encode.publication import publish
 from och_dist.encode.stage import encode
 from och_dist.errors import ConflictError, IncompleteError, IntegrityError, OchError, UsageError
 from och_dist.store.arrays import open_array, read_rows
 from och_dist.store.index import find_index, open_version
-from och_dist.store.objects import open_objects
+from och_dist.store.objects import LocalObjects, open_objects
 from och_dist.upkeep import housekeeping as upkeep
 from och_dist.upkeep.housekeeping import gc
 from och_dist.upkeep.verification import verify
 from tests.support.crashes import Crash, crash_at, tree
+from tests.support.races import before_commit
 from tests.support.stage_data import BITS, all_codes, corpus_of
 
 
@@ -237,32 +237,25 @@ def test_a_publisher_overtaken_while_it_checks(
     """The other one has committed and dropped the records: they are missed here, but nothing is wrong."""
     index = str(tmp_path / "index")
     job = unpublished(small, index, model)
-    check = stage._check_all
+    look = LocalObjects.list
 
-    def overtaken(*args: Any) -> Any:
-        monkeypatch.setattr(stage, "_check_all", check)
-        publish(index, job, corpus=small)
-        return check(*args)
+    def overtaken(self: LocalObjects, prefix: str) -> Any:
+        found = list(look(self, prefix))
+        if prefix.endswith("/done") and found:  # all chunks have records
+            monkeypatch.undo()
+            publish(index, job, corpus=small)
+        return iter(found)
 
-    monkeypatch.setattr(stage, "_check_all", overtaken)
+    monkeypatch.setattr(LocalObjects, "list", overtaken)
     assert publish(index, job, corpus=small).facts["version"] == 1
     verify(index)
 
 
-def test_a_lost_race_is_rebased(
-    small: str, models: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_race_is_rebased(small: str, models: tuple[str, str], tmp_path: Path) -> None:
     index = str(tmp_path / "index")
     mine, other = (unpublished(small, index, model) for model in models)
-    commit = stage.commit_version
-
-    def overtaken(objects: Any, body: dict[str, Any]) -> bool:
-        monkeypatch.setattr(stage, "commit_version", commit)
-        publish(index, other, corpus=small)
-        return commit(objects, body)
-
-    monkeypatch.setattr(stage, "commit_version", overtaken)
-    assert publish(index, mine, corpus=small).facts["version"] == 2
+    with before_commit(lambda: publish(index, other, corpus=small)):
+        assert publish(index, mine, corpus=small).facts["version"] == 2
     assert [open_version(index, number).segments[0].job.id for number in (1, 2)] == [other, mine]
 
 
@@ -276,18 +269,13 @@ def retired(small: str, models: tuple[str, str], tmp_path: Path) -> str:
     return index
 
 
-def test_gc_leaves_what_is_being_published(
-    retired: str, small: str, models: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit = stage.commit_version
+def test_gc_leaves_what_is_being_published(retired: str, small: str, models: tuple[str, str]) -> None:
+    def collect_first() -> None:
+        assert gc(retired, keep=1).facts["segments_removed"] == []
 
-    def collect_first(objects: Any, body: dict[str, Any]) -> bool:
-        report = gc(retired, keep=1)
-        assert report.facts["segments_removed"] == []
-        return commit(objects, body)
-
-    monkeypatch.setattr(stage, "commit_version", collect_first)
-    encode(small, retired, model=models[0], chunk_rows=80)
+    with before_commit(collect_first) as waiting:
+        encode(small, retired, model=models[0], chunk_rows=80)
+    assert not waiting
     verify(retired)
     assert open_version(retired).version == 3
     assert len(all_codes(retired)) == 200

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from och_dist.store.versions import seal, unseal
+from och_dist.store.manifest import seal, unseal
 from tests.faults.ground import Ground, Place
 from tests.faults.runner import Fault, Harm
 from tests.support.command import Job, published, refused, small_rows

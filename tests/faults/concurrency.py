@@ -7,16 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import pytest
-
-from och_dist.encode import publication as publish_stage
 from och_dist.encode.stage import encode
 from och_dist.store.index import find_index, open_version
-from och_dist.store.versions import version_numbers
+from och_dist.store.manifest import version_numbers
 from och_dist.upkeep.verification import verify
 from tests.faults.ground import CHUNK, FIRST, NOTHING, Ground, check_index, compare, race
 from tests.faults.runner import Fault, Harm, NotDelivered
 from tests.support.index_help import live_codes
+from tests.support.races import before_commit
 
 DRIVER = """
 import sys
@@ -63,18 +61,11 @@ class Overtaken:
 
     def deliver(self) -> None:
         place = self.place = self.ground.copy(self.ground.trained)
-        commit, overtaken = publish_stage.commit_version, threading.Event()
-
-        def wait_for_the_other(objects: Any, body: dict[str, Any]) -> bool:
-            if not overtaken.is_set():
-                overtaken.set()
-                encode(place.corpus, place.index, model=place.model(1), chunk_rows=CHUNK)
-            return commit(objects, body)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(publish_stage, "commit_version", wait_for_the_other)
+        with before_commit(
+            lambda: encode(place.corpus, place.index, model=place.model(1), chunk_rows=CHUNK)
+        ) as waiting:
             encode(place.corpus, place.index, model=place.model(), chunk_rows=CHUNK)
-        if not overtaken.is_set():
+        if waiting:
             raise NotDelivered("nobody published")
 
     def check(self) -> None:

@@ -26,7 +26,7 @@ from och_dist.encode.stage import encode
 from och_dist.jobs.pipeline import STAGES
 from och_dist.sources.base import is_accepted
 from och_dist.store.corpus import open_corpus
-from och_dist.store.versions import seal
+from och_dist.store.manifest import seal
 from och_dist.upkeep.verification import verify
 from tests.faults.ground import CHUNK, Ground, Place
 from tests.faults.runner import Fault, Harm, NotDelivered

@@ -49,7 +49,7 @@ def _crc32c(patch: pytest.MonkeyPatch) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("och_dist.") and hasattr(module, "google_crc32c"):
             patch.setattr(module, "google_crc32c", NoChecksum)
-    patch.setattr(repair, "_checksum", lambda block, spec: Anything())
+    patch.setattr(repair, "plain_crc", lambda block, spec: Anything())
     patch.setattr(Crc32cCodec, "_decode_sync", _without_looking)
 
 
@@ -110,9 +110,8 @@ def _stored_empty_chunks(patch: pytest.MonkeyPatch) -> None:
 
 
 def _publish_check(patch: pytest.MonkeyPatch) -> None:
-    def believe(objects: Objects, job: Any, chunk: int) -> tuple[int, np.ndarray]:
-        record = publish.read_record(objects, job, chunk)
-        return record["crc"], record["ones"]
+    def believe(objects: Objects, job: Any, chunk: int, start: int, stop: int) -> publish.CheckedChunk:
+        return publish.read_record(objects, job, chunk)
 
     patch.setattr(publish, "check_chunk", believe)
 

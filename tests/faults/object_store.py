@@ -19,8 +19,8 @@ from och_dist.encode.stage import encode
 from och_dist.errors import ConflictError, OchError
 from och_dist.ingest.stage import ingest
 from och_dist.store.index import open_version
+from och_dist.store.manifest import version_numbers
 from och_dist.store.objects import Put, open_objects
-from och_dist.store.versions import version_numbers
 from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.housekeeping import status

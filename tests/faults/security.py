@@ -20,8 +20,8 @@ import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
 from och_dist.sources.archive import extract
+from och_dist.store.manifest import seal, sha256, unseal
 from och_dist.store.model import split_model_path
-from och_dist.store.versions import seal, sha256, unseal
 from tests.faults.ground import Ground, Place, compare
 from tests.faults.processes import Scene, await_progress
 from tests.faults.runner import Fault, NotDelivered, Skipped

@@ -25,9 +25,9 @@ from och_dist.errors import OchError
 from och_dist.ingest.stage import ingest
 from och_dist.store.corpus import find_corpus
 from och_dist.store.index import Index, open_version
+from och_dist.store.manifest import version_numbers
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import TEMPORARY, open_objects
-from och_dist.store.versions import version_numbers
 from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.housekeeping import gc, status

@@ -28,6 +28,7 @@ from och_dist.store.objects import open_objects
 from och_dist.upkeep.housekeeping import gc
 from och_dist.upkeep.verification import verify
 from tests.support.crashes import Crash, crash_at, tree
+from tests.support.races import before_commit
 from tests.support.stage_data import clustered
 from tests.support.vector_files import (
     sample,
@@ -308,18 +309,11 @@ def test_of_two_ingests_at_once_one_wins(append: bool, tmp_path: Path, monkeypat
     verify(url)
 
 
-def test_an_ingest_that_was_overtaken_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ingest_that_was_overtaken_publishes_nothing(tmp_path: Path) -> None:
     values, url = clustered(60), str(tmp_path / "corpus")
     first, second = save(tmp_path, "a.npy", values[:25]), save(tmp_path, "b.npy", values[25:])
-    publish = stage._publish
-
-    def overtaken(*args: Any) -> Any:
-        monkeypatch.setattr(stage, "_publish", publish)
-        ingest([first], url, chunk_rows=8)
-        return publish(*args)
-
-    monkeypatch.setattr(stage, "_publish", overtaken)
-    with pytest.raises(ConflictError, match="nothing was mixed: run the command again"):
+    overtaken = before_commit(lambda: ingest([first], url, chunk_rows=8))
+    with overtaken, pytest.raises(ConflictError, match="nothing was mixed: run the command again"):
         ingest([second], url, chunk_rows=8)
     np.testing.assert_array_equal(whole(url), values[:25])
     ingest([second], url, chunk_rows=8, append=True)

@@ -23,9 +23,9 @@ from och_dist.search.searcher import open_index
 from och_dist.store.arrays import write_chunk
 from och_dist.store.index import IndexSegment, model_objects, next_version
 from och_dist.store.jobs import Job, begin_job
+from och_dist.store.manifest import commit_version
 from och_dist.store.model import save_model
 from och_dist.store.objects import open_objects
-from och_dist.store.versions import commit_version
 from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
 

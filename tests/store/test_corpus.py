@@ -28,10 +28,9 @@ from och_dist.store.arrays import (
     read_rows,
     write_chunk,
 )
-from och_dist.store.corpus import Corpus, _remembered, find_corpus, open_corpus
+from och_dist.store.corpus import Corpus, Segment, _remembered, find_corpus, open_corpus, vectors_prefix
+from och_dist.store.manifest import commit_version, pack_digests, seal, version_key
 from och_dist.store.objects import LocalObjects
-from och_dist.store.segments import Segment, vectors_prefix
-from och_dist.store.versions import commit_version, pack_digests, seal, version_key
 
 Layout = list[tuple[int, int]]
 """(rows, rows per chunk) of each segment."""
@@ -54,7 +53,7 @@ def append(url: str, values: np.ndarray, chunk_rows: int) -> Corpus:
     ]
     segment = Segment(name, start, start + len(values), chunk_rows, np.array(crcs, "<u4"), prefix=vectors_prefix(name))
     corpus = Corpus(objects.url, len(segments) + 1, values.shape[1], values.dtype.str, (*segments, segment))
-    assert commit_version(objects, corpus.to_json(corpus.version))
+    assert commit_version(objects, corpus.to_json())
     return corpus
 
 
@@ -176,7 +175,7 @@ def test_an_array_that_is_not_the_one_of_the_manifest(url: str) -> None:
 def lie(url: str, changes: dict[str, Any], segment: dict[str, Any] | None = None) -> None:
     """Publish a well-sealed manifest of two segments that is not true."""
     build(url, [(10, 4), (6, 4)])
-    body = {**open_corpus(url).to_json(3), **changes}
+    body = {**open_corpus(url).to_json(), "version": 3, **changes}
     if segment is not None:
         body["segments"][1] = {**body["segments"][1], **segment}
     LocalObjects(url).put(version_key(3), seal(body))

@@ -19,7 +19,7 @@ from och_dist.sources.id_files import open_ids, read_ids
 from och_dist.store import corpus as corpus_store
 from och_dist.store.corpus import open_corpus
 from och_dist.store.ids import IdLayout, id_hashes, id_keys, ids_text
-from och_dist.store.versions import seal, version_key
+from och_dist.store.manifest import seal, version_key
 
 TEXT = st.text(st.characters(exclude_characters="\0\n\r", exclude_categories=["Cs"]), min_size=1, max_size=12)
 
@@ -220,7 +220,7 @@ def test_a_corpus_without_ids(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", np.zeros((4, 3), np.float32))
     ingest([str(tmp_path / "v.npy")], str(tmp_path / "c"))
     corpus = open_corpus(str(tmp_path / "c"))
-    assert (corpus.ids, corpus.to_json(1)["format"]) == (None, 1)
+    assert (corpus.ids, corpus.to_json()["format"]) == (None, 1)
     with pytest.raises(BadInputError, match="has no ids; use row numbers"):
         corpus.read_ids(np.array([1]))
 

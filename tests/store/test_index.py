@@ -25,9 +25,9 @@ from och_dist.store.index import (
     open_version,
 )
 from och_dist.store.jobs import Job, begin_job, done_chunks, list_jobs, read_job, record_key, write_codes
+from och_dist.store.manifest import commit_version, pack_digests, seal, version_key
 from och_dist.store.model import save_model
 from och_dist.store.objects import LocalObjects
-from och_dist.store.versions import commit_version, pack_digests, seal, version_key
 
 MODEL = "ab" * 32
 CORPUS = {"url": "/corpus", "version": 1, "fingerprint": "f"}

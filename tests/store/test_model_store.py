@@ -16,6 +16,7 @@ import pytest
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.methods.base import Hasher
 from och_dist.methods.och import OCH
+from och_dist.store.manifest import canonical, sha256
 from och_dist.store.model import (
     check_expected,
     copy_model,
@@ -25,7 +26,6 @@ from och_dist.store.model import (
     split_model_path,
 )
 from och_dist.store.objects import LocalObjects
-from och_dist.store.versions import canonical, sha256
 
 
 def make_hasher(seed: int = 0, **params: Any) -> Hasher:

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, OchError, UsageError
-from och_dist.store.keys import check_key
-from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, Put, open_objects
+from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, Put, check_key, open_objects
 
 HOSTILE = ["", ".", "..", "/etc/passwd", "a/../b", "../a", "a//b", "a/./b", "./a", "a/", "a\\b", "a\0b", "a/.."]
 

@@ -15,6 +15,7 @@ from och_dist.kernels.hamming import CodeBlock, hamming_top_k, lay_out
 from och_dist.kernels.packing import code_words
 from och_dist.store.index import Index, IndexSegment, next_version, open_version
 from och_dist.store.jobs import Job, begin_job, write_codes
+from och_dist.store.manifest import commit_version, seal, unseal
 from och_dist.store.objects import LocalObjects, open_objects
 from och_dist.store.tables import (
     TableLayout,
@@ -31,7 +32,6 @@ from och_dist.store.tables import (
     table_arrays,
     write_tables,
 )
-from och_dist.store.versions import commit_version, seal, unseal
 
 BITS = 20
 LAYOUT = TableLayout(16, 3)

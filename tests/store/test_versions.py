@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.errors import IntegrityError
-from och_dist.store.objects import LocalObjects
-from och_dist.store.versions import (
+from och_dist.store.manifest import (
     MAX_MANIFEST_BYTES,
     canonical,
     commit_version,
@@ -29,6 +28,7 @@ from och_dist.store.versions import (
     version_key,
     version_numbers,
 )
+from och_dist.store.objects import LocalObjects
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -123,7 +123,7 @@ def test_a_manifest_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: p
 
 
 def test_unseal_has_a_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("och_dist.store.versions.MAX_MANIFEST_BYTES", 10)
+    monkeypatch.setattr("och_dist.store.manifest.MAX_MANIFEST_BYTES", 10)
     with pytest.raises(IntegrityError, match="no manifest is over 10"):
         unseal(seal({"a": 1}), "here")
 

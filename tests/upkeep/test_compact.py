@@ -22,10 +22,10 @@ from och_dist.evaluate.stage import evaluate
 from och_dist.search.stage import open_index
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import open_version
+from och_dist.store.manifest import seal, version_key
 from och_dist.store.model import split_model_path
 from och_dist.store.objects import open_objects
 from och_dist.store.tombstones import Tombstones
-from och_dist.store.versions import seal, version_key
 from och_dist.upkeep import compaction as stage
 from och_dist.upkeep.compaction import chunk_starts, compact
 from och_dist.upkeep.deletion import delete
@@ -395,17 +395,18 @@ def test_damage_is_found_before_it_is_published(
     key: str, damage: Any, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete(index, rows="55-60")
-    checked = stage._checked
+    merge = stage.compact_chunk
 
-    def damage_first(objects: Any, plan: Any, context: Any) -> Any:
-        path = Path(index, plan.job.folder, key)
-        if damage is None:
-            path.unlink()
-        else:
-            path.write_bytes(damage(path.read_bytes()))
-        return checked(objects, plan, context)
+    def damage_first(task: Any) -> int:
+        if task.chunk == task.job.spec.n_chunks - 1:
+            path = Path(index, task.job.folder, key)
+            if damage is None:
+                path.unlink()
+            else:
+                path.write_bytes(damage(path.read_bytes()))
+        return merge(task)
 
-    monkeypatch.setattr(stage, "_checked", damage_first)
+    monkeypatch.setattr(stage, "compact_chunk", damage_first)
     with pytest.raises(
         IntegrityError, match=r"chunk 1 of job .*nothing was published.*och gc .* --job .*compact"
     ) as error:
@@ -417,23 +418,22 @@ def test_damage_is_found_before_it_is_published(
     verify(index)
 
 
-def test_row_numbers_of_another_place_are_not_published(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", [0, -1])
+def test_row_numbers_of_another_place_are_not_published(
+    place: int, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whole and as recorded, but not what the chunk stands for."""
     delete(index, rows="55-60")
-    checked, outcomes = stage._checked, []
+    gather = stage.live_codes
 
-    def look_closer(objects: Any, plan: Any, context: Any) -> Any:
-        start, stop = plan.bounds(1)
-        assert len(stage.check_rows(stage.CheckRows(index, plan.job, ((1, start, stop),)))) == 1
-        for bounds in ((start + 1, stop), (start, stop - 1)):
-            with pytest.raises(IntegrityError, match=r"do not ascend from .*nothing was published") as caught:
-                stage.check_rows(stage.CheckRows(index, plan.job, ((1, *bounds),)))
-            outcomes.append(caught)
-        return checked(objects, plan, context)
+    def shifted(*args: Any) -> tuple[np.ndarray, np.ndarray]:
+        codes, rows = gather(*args)
+        rows[place] += 1000 if place else -1
+        return codes, rows
 
-    monkeypatch.setattr(stage, "_checked", look_closer)
-    compact(index, chunk_rows=50)
-    assert len(outcomes) == 2
+    monkeypatch.setattr(stage, "live_codes", shifted)
+    with pytest.raises(IntegrityError, match=r"do not ascend from .*nothing was published"):
+        compact(index, chunk_rows=50)
 
 
 @pytest.mark.parametrize("array", ["rows", "codes"])

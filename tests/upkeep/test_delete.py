@@ -21,7 +21,6 @@ from och_dist.search.stage import open_index
 from och_dist.store.index import open_version
 from och_dist.store.model import split_model_path
 from och_dist.store.tombstones import remembered_bitmap
-from och_dist.upkeep import deletion as stage
 from och_dist.upkeep import housekeeping as upkeep
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.housekeeping import gc, inspect, status
@@ -29,6 +28,7 @@ from och_dist.upkeep.verification import verify
 from tests.encode.test_publish import together
 from tests.support.crashes import Crash, crash_at, tree
 from tests.support.index_help import live_codes, small_ranges, without
+from tests.support.races import before_commit
 from tests.support.stage_data import all_codes, corpus_of
 
 
@@ -238,20 +238,16 @@ def test_a_delete_beside_an_append(attempt: int, index: str, model: str, vectors
     assert live_codes(index) == without(all_codes(index), set(range(100, 200)))
 
 
-def test_a_lost_race_is_rebased(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_race_is_rebased(index: str) -> None:
     """Another delete commits between the bitmaps and the manifest of this one, several times."""
-    codes, commit, others = all_codes(index), stage.commit_version, [["3"], ["4", "9"], []]
+    codes = all_codes(index)
 
-    def lose_first(objects: Any, body: Any) -> bool:
-        monkeypatch.setattr(stage, "commit_version", commit)
-        for rows in others.pop(0) if others else []:
-            delete(index, rows=rows)
-        if others:
-            monkeypatch.setattr(stage, "commit_version", lose_first)
-        return commit(objects, body)
+    def others() -> None:
+        delete(index, rows="4")
+        delete(index, rows="9")
 
-    monkeypatch.setattr(stage, "commit_version", lose_first)
-    report = delete(index, rows="8,9")
+    with before_commit(lambda: delete(index, rows="3"), others):
+        report = delete(index, rows="8,9")
     assert (report.facts["version"], report.facts["deleted"]) == (6, 1)
     assert live_codes(index) == without(codes, {3, 4, 8, 9})
 
@@ -272,17 +268,11 @@ def test_gc_takes_the_bitmaps_of_collected_versions_only(index: str) -> None:
         pinned.deleted(0, 250)
 
 
-def test_gc_between_the_bitmap_and_the_version(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gc_between_the_bitmap_and_the_version(index: str) -> None:
     """The bitmap lies there and no version lists it yet, for its version is not there."""
-    commit = stage.commit_version
-
-    def collect_first(objects: Any, body: Any) -> bool:
-        gc(index, keep=1)
-        return commit(objects, body)
-
-    monkeypatch.setattr(stage, "commit_version", collect_first)
     codes = all_codes(index)
-    delete(index, rows="8")
+    with before_commit(lambda: gc(index, keep=1)):
+        delete(index, rows="8")
     assert live_codes(index) == without(codes, {8})
     verify(index)
 
@@ -327,19 +317,17 @@ def test_the_bitmap_of_a_killed_delete_goes_after_the_next_version(index: str) -
     assert bitmaps(index) == [open_version(index).tombstones[0].key.partition("/")[2]]
 
 
-def test_a_delete_that_slept_through_a_collection(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delete_that_slept_through_a_collection(index: str) -> None:
     """The number that it is about to commit was taken and collected: it begins again, and deletes in the newest."""
-    codes, commit = all_codes(index), stage.commit_version
+    codes = all_codes(index)
 
-    def sleep_first(objects: Any, body: Any) -> bool:
-        monkeypatch.undo()
+    def others() -> None:
         for row in ("3", "4"):
             delete(index, rows=row)
         gc(index, keep=1)
-        return commit(objects, body)
 
-    monkeypatch.setattr(stage, "commit_version", sleep_first)
-    assert delete(index, rows="8").facts["version"] == 5
+    with before_commit(others):
+        assert delete(index, rows="8").facts["version"] == 5
     assert live_codes(index) == without(codes, {3, 4, 8})
     gc(index, keep=1)
     verify(index)

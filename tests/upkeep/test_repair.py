@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from och_dist.upkeep.housekeeping import gc
 from och_dist.upkeep.verification import verify
 from tests.support.crashes import Crash, crash_at, tree
 from tests.support.index_help import live_codes
+from tests.support.races import before_commit
 from tests.support.stage_data import corpus_of
 from tests.upkeep.test_verify import damage
 
@@ -177,22 +177,13 @@ def test_a_damaged_model(copy: Path) -> None:
         verify(str(index), repair=True)
 
 
-def test_what_happens_meanwhile_is_kept(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_happens_meanwhile_is_kept(copy: Path) -> None:
     """A delete between the check and the commit of a repair."""
-    from och_dist.upkeep import mending as stage
-
     index = copy / "index"
     before = live_codes(str(index))
     damage(segment(index, 1) / "codes" / "c" / "0" / "0", "empty")
-    plain: Callable[..., object] = stage._commit
-
-    def late(*args: object) -> object:
-        delete(str(index), rows="7")
-        return plain(*args)
-
-    monkeypatch.setattr(stage, "_commit", late)
-    verify(str(index), repair=True)
-    monkeypatch.undo()
+    with before_commit(lambda: delete(str(index), rows="7")):
+        verify(str(index), repair=True)
     del before[7]
     check_repaired(index, before, number=1)
 

@@ -17,9 +17,9 @@ from och_dist.ingest.stage import ingest
 from och_dist.search.stage import open_index
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import model_objects, open_version
+from och_dist.store.manifest import version_key
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import LocalObjects
-from och_dist.store.versions import version_key
 from och_dist.upkeep.housekeeping import gc, inspect, status
 from och_dist.upkeep.verification import verify
 from tests.support.crashes import Crash, crash_at, tree

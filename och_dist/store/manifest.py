@@ -1,6 +1,8 @@
-"""Numbered manifests: the only thing that makes data visible.
+"""Sealed JSON, and numbered manifests: the only thing that makes data visible.
 
-A version is ``versions/00000007.json``. Committing it is one put-if-absent; a reader that opened it keeps it.
+A version of a corpus or an index is ``versions/00000007.json``. Committing it is one put-if-absent; a reader that
+opened it keeps it. Whoever wants to change what is there gives :func:`commit` a function from the newest version to
+the next one.
 """
 
 from __future__ import annotations
@@ -8,14 +10,18 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from och_dist.errors import ConflictError, IntegrityError
+from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError
 from och_dist.store.objects import Objects
 
 MAX_MANIFEST_BYTES = 256 << 20
+FORMATS = (1, 2)
+RACES = 50
 
 
 def canonical(value: Any) -> bytes:
@@ -130,3 +136,71 @@ def commit_version(objects: Objects, body: dict[str, Any]) -> bool:
     except ConflictError:
         return False
     return True
+
+
+class Published(Protocol):
+    """A version of a corpus or an index."""
+
+    @property
+    def version(self) -> int: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+Current = TypeVar("Current", bound=Published | None)
+Next = TypeVar("Next", bound=Published)
+
+
+def commit(objects: Objects, find: Callable[[str], Current], change: Callable[[Current], Next]) -> tuple[Current, Next]:
+    """Publish what ``change`` makes of the newest version, which ``find`` opens: (version before, version after).
+
+    Whoever loses the race begins again with the version that won. ``change`` returns what it was given when nothing
+    is left to be done, and raises when its work does not fit to what is there any more. What it reads may be gone
+    when somebody else published the same work: that counts only while no other version has come.
+    """
+    for _ in range(RACES):
+        current = find(objects.url)
+        try:
+            following = change(current)
+        except (IncompleteError, IntegrityError):
+            if max(version_numbers(objects), default=0) == (0 if current is None else current.version):
+                raise
+            continue
+        if following is current or commit_version(objects, following.to_json()):
+            return current, following
+    raise ConflictError(
+        f"{objects.url} was published {RACES} times while this command tried to, and nothing of it was published; "
+        "run the command again"
+    )
+
+
+def check_kind(body: dict[str, Any], kind: str, where: str) -> None:
+    """Refuse the manifest of something else, or of a format that came after this version of the package."""
+    if body.get("kind") != kind or body.get("format") not in FORMATS:
+        raise BadInputError(
+            f"{where} is of kind {body.get('kind')!r}, format {body.get('format')!r}; "
+            f"{'an' if kind == 'index' else 'a'} {kind} of format {' or '.join(map(str, FORMATS))} is needed here"
+        )
+
+
+def adjoin(ranges: Sequence[tuple[int, int]], rows: int) -> bool:
+    """Whether there are ranges, and they lead from row 0 to ``rows`` without a gap."""
+    ends = [0, *(stop for _, stop in ranges)]
+    return bool(ranges) and [start for start, _ in ranges] == ends[:-1] and ends[-1] == rows
+
+
+@dataclass(frozen=True)
+class VersionRef:
+    """A version, small enough to travel with every task: its place, its number, and what its content is known by."""
+
+    url: str
+    version: int
+    fingerprint: str
+
+    def require(self, found: VersionRef) -> None:
+        """A worker outlives jobs, and a store may be removed and made anew at the same place meanwhile."""
+        if found != self:
+            raise IntegrityError(
+                f"version {self.version} of {self.url} is not the one that this job was planned with: it was replaced "
+                "meanwhile, or lies at another place on this machine; run the command again"
+            )
