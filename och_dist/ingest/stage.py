@@ -1,18 +1,32 @@
-"""Files or the generator -> a new immutable segment of a corpus, published as the next version."""
+"""Files or the generator -> a new immutable segment of a corpus, published as the next version.
+
+Planning, one task per chunk of the segment, publishing: each may be done again after a kill. What an earlier run of the
+same call stored is found by the name of the segment, which is a hash of all that decides its content.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from och_dist.cluster import check_memory
 from och_dist.errors import BadInputError, ConflictError, UsageError
-from och_dist.ingest.chunks import LISTED_ROWS, Target, find_nonfinite, store_chunks
-from och_dist.ingest.ids import NewIds, check_unique, id_layout, id_sources
-from och_dist.sources import Files, Generated, IdFiles, IdSource, Origin, Source, open_sources
-from och_dist.stage import Context, Report, Stopwatch
+from och_dist.ingest.chunks import LISTED_ROWS, NewSegment, find_nonfinite, store_chunks
+from och_dist.ingest.unique_ids import check_unique, id_layout
+from och_dist.sources import (
+    EXTENSIONS,
+    GeneratedRows,
+    JoinedFiles,
+    RowSource,
+    VectorFile,
+    expand,
+    open_files,
+    open_sources,
+)
+from och_dist.stage import Context, Report, Stopwatch, logger
 from och_dist.store import (
     CODECS,
     ArraySpec,
@@ -22,7 +36,6 @@ from och_dist.store import (
     canonical,
     commit,
     find_corpus,
-    ids_prefix,
     open_objects,
     sha256,
     vectors_prefix,
@@ -30,6 +43,7 @@ from och_dist.store import (
 
 CHUNK_BYTES = 32 << 20
 MAX_CHUNKS = 1 << 22  # 128 TiB in chunks of the default size
+HIDDEN = (".", "_", "~")
 
 
 def ingest(
@@ -52,26 +66,17 @@ def ingest(
     if nonfinite not in ("error", "drop"):
         raise UsageError(f"nonfinite={nonfinite!r}; use 'error' or 'drop'")
     watch = Stopwatch("ingest")
-    found = open_sources([sources] if isinstance(sources, str) else sources, dataset=dataset)
-    _check_copies(found)
-    named = id_sources(found, [ids] if isinstance(ids, str) else ids, id_column)
+    files = open_files(sources, dataset=dataset, ids=ids, id_column=id_column)
+    _check_copies(files)
     parent = find_corpus(corpus)
+    _check_ids(parent, files)
     known = known_sources(parent)
-    _check_ids(parent, found, named, known)
-    new = [place for place, source in enumerate(found) if (source.fingerprint, source.dataset) not in known]
-    if not new:
-        return _nothing(watch, corpus)
-    if known and not append:
-        raise ConflictError(f"{corpus} already holds other rows; add these with --append, or write to another place")
-    return _write_segment(
-        watch,
-        corpus,
-        Files(tuple(found[place] for place in new)),
-        ids=None if named is None else IdFiles(tuple(named[place] for place in new)),
-        chunk_rows=chunk_rows,
-        codec=codec,
-        drop=nonfinite == "drop",
-        context=context or Context(),
+    new = files.choose([place for place, file in enumerate(files.files) if file.content not in known])
+    if parent is not None and not new.files:
+        return watch.report("nothing to do", **_facts(parent, 0))
+    _check_append(corpus, parent, append=append)
+    return _store(
+        watch, corpus, new, chunk_rows=chunk_rows, codec=codec, drop=nonfinite == "drop", context=context or Context()
     )
 
 
@@ -93,75 +98,183 @@ def generate(
             f"rows={rows}, dim={dim}, first_row={first_row}, seed={seed}; rows and dim start at 1, seed at 0"
         )
     watch = Stopwatch("generate")
-    origin = Generated(rows, dim, seed, first_row)
-    known = known_sources(find_corpus(corpus))
-    if (origin.describe()[0]["fingerprint"], None) in known:
-        return _nothing(watch, corpus)
-    if known and not append:
-        raise ConflictError(f"{corpus} already holds other rows; add these with --append, or write to another place")
-    return _write_segment(
-        watch, corpus, origin, chunk_rows=chunk_rows, codec=codec, drop=False, context=context or Context()
+    source = GeneratedRows(rows, dim, seed, first_row)
+    parent = find_corpus(corpus)
+    if parent is not None and (source.describe()[0]["fingerprint"], None) in known_sources(parent):
+        return watch.report("nothing to do", **_facts(parent, 0))
+    _check_append(corpus, parent, append=append)
+    return _store(watch, corpus, source, chunk_rows=chunk_rows, codec=codec, drop=False, context=context or Context())
+
+
+def collect(
+    inbox: str,
+    corpus: str,
+    *,
+    dataset: str | None = None,
+    chunk_rows: int | None = None,
+    codec: Codec = "none",
+    nonfinite: Literal["error", "drop"] = "error",
+    id_column: str | None = None,
+    context: Context | None = None,
+) -> Report:
+    """Bring the files of ``inbox``, a folder or a glob, that ``corpus`` does not hold yet into it.
+
+    A file is known by its content, so it may be renamed, copied or removed afterwards. Of a folder, files with a known
+    extension count; hidden ones (a leading '.', '_' or '~') are still being written. No new file is nothing to do.
+    """
+    watch = Stopwatch("collect")
+    parent = find_corpus(corpus)
+    new = [file.path for file in new_sources(inbox, parent, dataset=dataset)]
+    if new:
+        report = ingest(
+            new,
+            corpus,
+            append=True,
+            dataset=dataset,
+            chunk_rows=chunk_rows,
+            codec=codec,
+            nonfinite=nonfinite,
+            id_column=id_column,
+            context=context,
+        )
+        return watch.report(report.status, **report.facts, new_files=len(new), files=new)
+    if parent is None:
+        raise BadInputError(
+            f"{inbox} holds no file to begin with, and {corpus} does not exist yet; put vector files "
+            f"({', '.join(EXTENSIONS)}) there"
+        )
+    return watch.report("nothing to do", **_facts(parent, 0), new_files=0, files=[])
+
+
+def _store(
+    watch: Stopwatch,
+    url: str,
+    source: RowSource,
+    *,
+    chunk_rows: int | None,
+    codec: Codec,
+    drop: bool,
+    context: Context,
+) -> Report:
+    """Write the rows as a new segment and publish it."""
+    parent = find_corpus(url)
+    _check_fits(parent, source, codec, chunk_rows)
+    open_objects(url).require_put_if_absent()
+    bad = find_nonfinite(source, context) if drop else np.empty(0, np.int64)
+    new = _plan_segment(url, parent, source, bad, chunk_rows, codec, context)
+    digests, stored_bytes = store_chunks(new, source, bad, context.progress(watch.stage, new.spec.rows), context)
+    if new.ids is not None:
+        check_unique(new, parent, context)
+    segment = Segment(
+        id=new.id,
+        start=new.start,
+        stop=new.start + new.spec.rows,
+        chunk_rows=new.spec.chunk_rows,
+        digests=digests[0],
+        codec=codec,
+        sources=tuple(source.describe()),
+        dropped=len(bad),
+        prefix=vectors_prefix(new.id),
+        ids=new.ids,
+        id_digests=digests[1] if new.ids else None,
+    )
+    corpus = _publish(url, segment, source)
+    return watch.report(
+        **_facts(corpus, new.spec.rows),
+        stored_bytes=stored_bytes,
+        dropped=len(bad),
+        dropped_rows=bad[:LISTED_ROWS].tolist(),
     )
 
 
-def _check_copies(sources: Iterable[Source]) -> None:
-    """A file that the corpus holds is not taken twice; neither is one that lies twice in one call."""
-    seen: dict[tuple[str, str | None], str] = {}
-    for source in sources:
-        first = seen.setdefault((source.fingerprint, source.dataset), source.path)
-        if first != source.path:
-            raise UsageError(f"{source.path} has the content of {first}; name one of them, so that no row comes twice")
+def _plan_segment(
+    url: str,
+    parent: Corpus | None,
+    source: RowSource,
+    bad: np.ndarray,
+    chunk_rows: int | None,
+    codec: Codec,
+    context: Context,
+) -> NewSegment:
+    """Where the rows go, all but the ``bad`` ones, and in what layout."""
+    rows = source.rows - len(bad)
+    if rows < 1:
+        raise BadInputError(f"none of the {source.rows} rows is finite; the corpus would be empty")
+    size = min(chunk_rows or default_chunk_rows(source.dim, source.dtype), rows)
+    spec = ArraySpec(rows, source.dim, source.dtype, size, codec)
+    if spec.n_chunks > MAX_CHUNKS:
+        raise UsageError(
+            f"{rows} rows in chunks of {size} are {spec.n_chunks} chunks; use at most {MAX_CHUNKS}: set --chunk-rows"
+        )
+    start = parent.rows if parent else 0
+    work, layout = [source.identity(), start, rows, size, codec, sha256(bad.tobytes())], None
+    if isinstance(source, JoinedFiles) and source.ids:
+        layout = id_layout(source, context)
+        work += [source.id_identity(), layout.to_json()]
+    row_bytes = vector_bytes(source.dim, source.dtype) + (layout.width if layout else 0)
+    check_memory(context.client, 4 * size * row_bytes, f"a chunk of {size} rows")
+    return NewSegment(open_objects(url).url, sha256(canonical(work))[:16], start, spec, layout)
+
+
+def _publish(url: str, segment: Segment, source: RowSource) -> Corpus:
+    """Commit the next version, unless another ingest put rows where these were planned."""
+
+    def append(current: Corpus | None) -> Corpus:
+        rows, version, segments = (current.rows, current.version, current.segments) if current else (0, 0, ())
+        if current and segment.id in {other.id for other in segments}:
+            return current
+        if rows != segment.start:
+            raise ConflictError(
+                f"another ingest published rows from {segment.start} on in {url} meanwhile; "
+                "nothing was mixed: run the command again to append after them"
+            )
+        return Corpus(objects.url, version + 1, source.dim, source.dtype, (*segments, segment))
+
+    objects = open_objects(url)
+    return commit(objects, find_corpus, append)[1]
 
 
 def known_sources(corpus: Corpus | None) -> dict[tuple[str, str | None], str | None]:
     """(content, dataset) of every source of a corpus -> content of its ids."""
-    segments = corpus.segments if corpus else ()
     return {
         (source["fingerprint"], source["dataset"]): (source.get("ids") or {}).get("fingerprint")
-        for segment in segments
+        for segment in (corpus.segments if corpus else ())
         for source in segment.sources
     }
 
 
-def _check_ids(
-    parent: Corpus | None,
-    found: Sequence[Source],
-    named: Sequence[IdSource] | None,
-    known: Mapping[tuple[str, str | None], str | None],
-) -> None:
-    """All rows of a corpus have ids of one kind, or none has; rows that are there keep theirs."""
-    _check_kind(parent, named[0].kind if named else None)
-    for source, ids in zip(found, named or (), strict=bool(named)):
-        if known.get((source.fingerprint, source.dataset), ids.fingerprint) != ids.fingerprint:
-            raise ConflictError(f"{source.path} is in {parent and parent.url} with other ids; these cannot be changed")
+def new_sources(inbox: str, corpus: Corpus | None, *, dataset: str | None = None) -> list[VectorFile]:
+    """The files of ``inbox`` whose content is not in ``corpus``, each content once, in order of their names."""
+    paths = _files_of(inbox)
+    known, found = set(known_sources(corpus)), []
+    for file in open_sources(paths, dataset=dataset) if paths else ():
+        if file.content not in known:
+            known.add(file.content)
+            found.append(file)
+    if paths:
+        logger.info("%s: %d files, %d of them new", inbox, len(paths), len(found))
+    return found
 
 
-def _check_kind(parent: Corpus | None, kind: str | None) -> None:
-    if parent is not None and kind != parent.ids:
-        raise BadInputError(
-            f"the new rows have {f'ids of kind {kind}' if kind else 'no ids'}, those of {parent.url} have "
-            f"{f'ids of kind {parent.ids}' if parent.ids else 'none'}; expected the same for all: give such ids, or "
-            "write to another place"
-        )
+def _files_of(inbox: str) -> list[str]:
+    """Absolute paths, sorted; an inbox that is empty, or a glob without a match, has none."""
+    if os.path.isdir(inbox) and not _is_zarr(inbox):
+        visible = (entry for entry in os.scandir(inbox) if not entry.name.startswith(HIDDEN))
+        return sorted(os.path.abspath(entry.path) for entry in visible if _is_vector_file(entry))
+    try:
+        return expand(inbox)
+    except BadInputError:  # a glob that matches nothing tonight; a path without wildcards is opened and refused
+        return []
 
 
-def _nothing(watch: Stopwatch, url: str) -> Report:
-    corpus = find_corpus(url)
-    assert corpus is not None  # narrows the type: sources were found in it
-    return watch.report("nothing to do", **corpus_facts(corpus, 0))
+def _is_vector_file(entry: os.DirEntry[str]) -> bool:
+    if entry.is_dir():
+        return _is_zarr(entry.path)
+    return os.path.splitext(entry.name)[1].lower() in EXTENSIONS
 
 
-def corpus_facts(corpus: Corpus, new_rows: int) -> dict[str, Any]:
-    return {
-        "corpus": corpus.url,
-        "version": corpus.version,
-        "rows": corpus.rows,
-        "new_rows": new_rows,
-        "dim": corpus.dim,
-        "dtype": np.dtype(corpus.dtype).name,
-        "bytes": corpus.nbytes,
-        **({"ids": corpus.ids} if corpus.ids else {}),
-    }
+def _is_zarr(path: str) -> bool:
+    return any(os.path.exists(os.path.join(path, name)) for name in ("zarr.json", ".zarray"))
 
 
 def vector_bytes(dim: int, dtype: str) -> int:
@@ -174,97 +287,59 @@ def default_chunk_rows(dim: int, dtype: str) -> int:
     return 1 << (rows.bit_length() - 1)
 
 
-def _write_segment(
-    watch: Stopwatch,
-    url: str,
-    origin: Origin,
-    *,
-    chunk_rows: int | None,
-    codec: Codec,
-    drop: bool,
-    context: Context,
-    ids: IdFiles | None = None,
-) -> Report:
-    objects = open_objects(url)
-    parent = find_corpus(url)
-    _check_fits(parent, origin, codec, chunk_rows)
-    _check_kind(parent, ids.kind if ids else None)
-    objects.require_put_if_absent()
-    bad = find_nonfinite(origin, context) if drop else np.empty(0, np.int64)
-    rows = origin.rows - len(bad)
-    if rows < 1:
-        raise BadInputError(f"none of the {origin.rows} rows is finite; the corpus would be empty")
-    size = min(chunk_rows or default_chunk_rows(origin.dim, origin.dtype), rows)
-    spec = ArraySpec(rows, origin.dim, origin.dtype, size, codec)
-    if spec.n_chunks > MAX_CHUNKS:
-        raise UsageError(
-            f"{rows} rows in chunks of {size} are {spec.n_chunks} chunks; use at most {MAX_CHUNKS}: set --chunk-rows"
+def _facts(corpus: Corpus, new_rows: int) -> dict[str, Any]:
+    return {
+        "corpus": corpus.url,
+        "version": corpus.version,
+        "rows": corpus.rows,
+        "new_rows": new_rows,
+        "dim": corpus.dim,
+        "dtype": np.dtype(corpus.dtype).name,
+        "bytes": corpus.nbytes,
+        **({"ids": corpus.ids} if corpus.ids else {}),
+    }
+
+
+def _check_copies(files: JoinedFiles) -> None:
+    """A file that the corpus holds is not taken twice; neither is one that lies twice in one call."""
+    seen: dict[tuple[str, str | None], str] = {}
+    for file in files.files:
+        first = seen.setdefault(file.content, file.path)
+        if first != file.path:
+            raise UsageError(f"{file.path} has the content of {first}; name one of them, so that no row comes twice")
+
+
+def _check_append(url: str, parent: Corpus | None, *, append: bool) -> None:
+    if parent is not None and not append:
+        raise ConflictError(f"{url} already holds other rows; add these with --append, or write to another place")
+
+
+def _check_ids(parent: Corpus | None, files: JoinedFiles) -> None:
+    """All rows of a corpus have ids of one kind, or none has; rows that are there keep theirs."""
+    _check_kind(parent, files.ids)
+    known = known_sources(parent)
+    for file, ids in zip(files.files, files.id_files, strict=bool(files.ids)):
+        if known.get(file.content, ids.fingerprint) != ids.fingerprint:
+            raise ConflictError(f"{file.path} is in {parent and parent.url} with other ids; these cannot be changed")
+
+
+def _check_kind(parent: Corpus | None, kind: str | None) -> None:
+    if parent is not None and kind != parent.ids:
+        raise BadInputError(
+            f"the new rows have {f'ids of kind {kind}' if kind else 'no ids'}, those of {parent.url} have "
+            f"{f'ids of kind {parent.ids}' if parent.ids else 'none'}; expected the same for all: give such ids, or "
+            "write to another place"
         )
-    layout = None if ids is None else id_layout(ids, origin.rows, context)
-    row_bytes = vector_bytes(origin.dim, origin.dtype) + (layout.width if layout else 0)
-    check_memory(context.client, 4 * size * row_bytes, f"a chunk of {size} rows")
-    start = parent.rows if parent else 0
-    work = [origin.identity(), start, rows, size, codec, sha256(bad.tobytes())]
-    if ids is not None and layout is not None:
-        work += [ids.identity(), layout.to_json()]
-    target = Target(objects.url, sha256(canonical(work))[:16], spec, layout)
-    stored = store_chunks(target, origin, ids, bad, context.progress(watch.stage, rows), context)
-    if target.ids_spec is not None:
-        check_unique(NewIds(objects.url, ids_prefix(target.segment), target.ids_spec, start), parent, context)
-    segment = Segment(
-        id=target.segment,
-        start=start,
-        stop=start + rows,
-        chunk_rows=size,
-        digests=stored.digests,
-        codec=codec,
-        sources=tuple(_described(origin, ids)),
-        dropped=len(bad),
-        prefix=vectors_prefix(target.segment),
-        ids=layout,
-        id_digests=stored.id_digests,
-    )
-    corpus = _publish(url, segment, origin)
-    return watch.report(
-        **corpus_facts(corpus, rows),
-        stored_bytes=stored.nbytes,
-        dropped=len(bad),
-        dropped_rows=bad[:LISTED_ROWS].tolist(),
-    )
 
 
-def _described(origin: Origin, ids: IdFiles | None) -> list[dict[str, Any]]:
-    """The sources as a manifest lists them, each with its ids."""
-    if ids is None:
-        return origin.describe()
-    return [{**about, "ids": source.describe()} for about, source in zip(origin.describe(), ids.sources, strict=True)]
-
-
-def _check_fits(parent: Corpus | None, origin: Origin, codec: Codec, chunk_rows: int | None) -> None:
+def _check_fits(parent: Corpus | None, source: RowSource, codec: Codec, chunk_rows: int | None) -> None:
     if codec not in CODECS:
         raise UsageError(f"codec {codec!r} is not known; use one of {', '.join(CODECS)}")
     if chunk_rows is not None and chunk_rows < 1:
         raise UsageError(f"chunk_rows={chunk_rows}; use at least 1")
-    if parent and (parent.dim, parent.dtype) != (origin.dim, origin.dtype):
+    if parent and (parent.dim, parent.dtype) != (source.dim, source.dtype):
         raise BadInputError(
-            f"the new rows are {origin.dim}-d {origin.dtype}, the corpus {parent.url} is {parent.dim}-d "
+            f"the new rows are {source.dim}-d {source.dtype}, the corpus {parent.url} is {parent.dim}-d "
             f"{parent.dtype}; a corpus has one dimension and one dtype"
         )
-
-
-def _publish(url: str, segment: Segment, origin: Origin) -> Corpus:
-    """Commit the next version, unless another ingest put rows where these were planned."""
-
-    def append(current: Corpus | None) -> Corpus:
-        rows, version, segments = (current.rows, current.version, current.segments) if current else (0, 0, ())
-        if current and segment.id in {other.id for other in segments}:
-            return current
-        if rows != segment.start:
-            raise ConflictError(
-                f"another ingest published rows from {segment.start} on in {url} meanwhile; "
-                "nothing was mixed: run the command again to append after them"
-            )
-        return Corpus(objects.url, version + 1, origin.dim, origin.dtype, (*segments, segment))
-
-    objects = open_objects(url)
-    return commit(objects, find_corpus, append)[1]
+    _check_kind(parent, source.ids)

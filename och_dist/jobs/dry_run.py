@@ -14,7 +14,7 @@ from typing import Any
 from och_dist.errors import BadInputError, OchError
 from och_dist.ingest import default_chunk_rows, known_sources, new_sources, vector_bytes
 from och_dist.jobs.pipeline import Pipeline, fill_known
-from och_dist.sources import Source, open_queries, open_sources
+from och_dist.sources import VectorFile, open_queries, open_sources
 from och_dist.stage import WORKING_BYTES
 from och_dist.store import (
     CHUNK_ROWS,
@@ -115,7 +115,7 @@ def plan(pipeline: Pipeline) -> list[Planned]:
     return planned
 
 
-def _files(sources: list[Source], corpus: str, chunk_rows: int | None, outlook: Outlook) -> Facts:
+def _files(sources: list[VectorFile], corpus: str, chunk_rows: int | None, outlook: Outlook) -> Facts:
     if not sources:
         return {"does": "nothing to do: no new files", "files": 0, "rows": 0}
     rows, first = sum(source.rows for source in sources), sources[0]
@@ -139,7 +139,7 @@ def _ingest(params: Params, outlook: Outlook) -> Facts:
     named = params["sources"]
     found = open_sources([named] if isinstance(named, str) else named, dataset=params.get("dataset"))
     known = known_sources(find_corpus(params["corpus"]))
-    new = [source for source in found if (source.fingerprint, source.dataset) not in known]
+    new = [source for source in found if source.content not in known]
     return _files(new, params["corpus"], params.get("chunk_rows"), outlook)
 
 

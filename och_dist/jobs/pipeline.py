@@ -21,7 +21,7 @@ from och_dist.errors import UsageError
 from och_dist.stage import Context, Report
 
 STAGES = {
-    "fetch": "och_dist.ingest.archive:fetch_archive",
+    "fetch": "och_dist.ingest.fetch:fetch_archive",
     "generate": "och_dist.ingest.stage:generate",
     "ingest": "och_dist.ingest.stage:ingest",
     "train": "och_dist.train.stage:train",
@@ -34,7 +34,7 @@ STAGES = {
     "delete": "och_dist.upkeep.deletion:delete",
     "compact": "och_dist.upkeep.compaction:compact",
     "tables": "och_dist.search.bucket_tables:build_tables",
-    "collect": "och_dist.ingest.inbox:collect",
+    "collect": "och_dist.ingest.stage:collect",
     "model": "och_dist.train.drift_gate:renew",
     "check": "och_dist.upkeep.job_check:check",
     "publish": "och_dist.encode.publication:publish_new",

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from och_dist.sources.download import extract, fetch
 from och_dist.sources.flat import npy_header
-from och_dist.sources.id_files import IdSource, open_ids, read_ids
-from och_dist.sources.joined import Files, Generated, IdFiles, Origin
+from och_dist.sources.id_files import open_ids, read_ids
+from och_dist.sources.joined import GeneratedRows, JoinedFiles, RowSource, open_files
 from och_dist.sources.queries import Queries, open_queries
-from och_dist.sources.readers import EXTENSIONS, Source, expand, open_sources
+from och_dist.sources.readers import EXTENSIONS, VectorFile, expand, open_sources
 
 __all__ = [
     "EXTENSIONS",
-    "Files",
-    "Generated",
-    "IdFiles",
-    "IdSource",
-    "Origin",
+    "GeneratedRows",
+    "JoinedFiles",
     "Queries",
-    "Source",
+    "RowSource",
+    "VectorFile",
     "expand",
     "extract",
     "fetch",
     "npy_header",
+    "open_files",
     "open_ids",
     "open_queries",
     "open_sources",

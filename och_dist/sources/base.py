@@ -20,7 +20,7 @@ SAMPLES = 16
 
 
 @dataclass(frozen=True)
-class Source:
+class VectorFile:
     """One file (or Zarr array) of vectors: small and picklable, so that a task can carry it to a worker.
 
     ``dtype`` is the native dtype string of what ``read_rows`` returns; ``dataset`` the name that was chosen
@@ -35,6 +35,15 @@ class Source:
     fingerprint: str
     mtime_ns: int
     dataset: str | None = None
+
+    @property
+    def content(self) -> tuple[str, str | None]:
+        """What makes two files the same."""
+        return self.fingerprint, self.dataset
+
+    def describe(self) -> dict[str, Any]:
+        """The file as a manifest lists it."""
+        return {name: getattr(self, name) for name in ("path", "format", "rows", "fingerprint", "dataset")}
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ def two_dimensional(shape: tuple[int, ...], path: str) -> tuple[int, int]:
     return int(shape[0]), int(shape[1])
 
 
-def check_unchanged(source: Source, rows: int, dim: int, dtype: str) -> None:
+def check_unchanged(source: VectorFile, rows: int, dim: int, dtype: str) -> None:
     """BadInputError when the file no longer has the layout it had when it was opened."""
     if (rows, dim, dtype) != (source.rows, source.dim, source.dtype):
         raise BadInputError(

@@ -12,7 +12,7 @@ from och_dist.errors import BadInputError
 from och_dist.sources.base import (
     SAMPLES,
     Layout,
-    Source,
+    VectorFile,
     accepted_dtype,
     check_unchanged,
     read_exactly,
@@ -108,7 +108,7 @@ def describe_bvecs(path: str, dataset: str | None) -> Layout:
     return describe_vecs(path, "bvecs")
 
 
-def read_vecs_source(source: Source, start: int, stop: int) -> np.ndarray:
+def read_vecs_source(source: VectorFile, start: int, stop: int) -> np.ndarray:
     """Rows of an fvecs or bvecs source."""
     return read_vecs(source.path, Layout(source.rows, source.dim, source.dtype), start, stop)
 
@@ -145,7 +145,7 @@ def describe_npy(path: str, dataset: str | None) -> Layout:
     return Layout(rows, dim, accepted)
 
 
-def read_npy(source: Source, start: int, stop: int) -> np.ndarray:
+def read_npy(source: VectorFile, start: int, stop: int) -> np.ndarray:
     """Rows of an npy file in either order and endianness; only their bytes are read."""
     shape, fortran, dtype, offset = npy_header(source.path)
     check_unchanged(source, *two_dimensional(shape, source.path), accepted_dtype(dtype, source.path))
@@ -159,7 +159,7 @@ def read_npy(source: Source, start: int, stop: int) -> np.ndarray:
     return out.astype(source.dtype, copy=False)
 
 
-def _fortran_rows(source: Source, dtype: np.dtype, offset: int, start: int, stop: int) -> np.ndarray:
+def _fortran_rows(source: VectorFile, dtype: np.dtype, offset: int, start: int, stop: int) -> np.ndarray:
     try:
         columns = np.memmap(source.path, dtype, "r", offset, (source.dim, source.rows))
     except ValueError as error:

@@ -25,7 +25,7 @@ FORMATS = {".npy": "npy", ".txt": "text", ".parquet": "parquet"}
 
 
 @dataclass(frozen=True)
-class IdSource:
+class IdFile:
     """One file of ids, small and picklable. ``marks`` are the places in a text file of line ``first_mark`` * 65,536 and
     of every 65,536th after it."""
 
@@ -39,7 +39,7 @@ class IdSource:
     marks: tuple[int, ...] = ()
     first_mark: int = 0
 
-    def cut(self, start: int, stop: int) -> IdSource:
+    def cut(self, start: int, stop: int) -> IdFile:
         """The same file with no more marks than rows [start, stop) need."""
         if not self.marks:
             return self
@@ -50,7 +50,7 @@ class IdSource:
         return {"path": self.path, "column": self.column, "fingerprint": self.fingerprint}
 
 
-def open_ids(path: str, *, column: str | None = None) -> IdSource:
+def open_ids(path: str, *, column: str | None = None) -> IdFile:
     """Describe a file of ids; ``column`` names the column of a parquet file."""
     extension = os.path.splitext(path)[1].lower()
     kind = FORMATS.get(extension)
@@ -72,10 +72,10 @@ def open_ids(path: str, *, column: str | None = None) -> IdSource:
             rows, of = _describe_parquet(path, str(column))
     except OSError as error:
         raise _unreadable(path, error) from error
-    return IdSource(path, kind, rows, of, fingerprint, mtime_ns, column, marks)
+    return IdFile(path, kind, rows, of, fingerprint, mtime_ns, column, marks)
 
 
-def read_ids(source: IdSource, start: int, stop: int) -> np.ndarray:
+def read_ids(source: IdFile, start: int, stop: int) -> np.ndarray:
     """Ids of rows [start, stop): int64 (m,), or UTF-8 bytes (m,) as NumPy strings, none empty, too long or with NUL."""
     reader = {"npy": _read_npy, "text": _read_text, "parquet": _read_parquet}[source.format]
     try:
@@ -91,7 +91,7 @@ def read_ids(source: IdSource, start: int, stop: int) -> np.ndarray:
     return values
 
 
-def _bad_id(source: IdSource, row: int, what: str) -> BadInputError:
+def _bad_id(source: IdFile, row: int, what: str) -> BadInputError:
     return BadInputError(
         f"{source.path}: the id of row {row} {what}; expected 1 to {MAX_ID_BYTES} bytes of UTF-8 without NUL; mend it"
     )
@@ -102,7 +102,7 @@ def _unreadable(path: str, error: OSError) -> BadInputError:
     return BadInputError(f"{path}: cannot be read ({reason}); expected a file of ids that all workers see")
 
 
-def _changed(source: IdSource) -> BadInputError:
+def _changed(source: IdFile) -> BadInputError:
     return BadInputError(f"{source.path}: changed since it was opened; leave input files alone and start again")
 
 
@@ -115,7 +115,7 @@ def _describe_npy(path: str) -> tuple[int, str]:
     return int(shape[0]), "string" if dtype.kind == "U" else "int64"
 
 
-def _read_npy(source: IdSource, start: int, stop: int) -> np.ndarray:
+def _read_npy(source: IdFile, start: int, stop: int) -> np.ndarray:
     shape, _, dtype, offset = npy_header(source.path)
     if shape != (source.rows,) or (dtype.kind == "U") != (source.kind == "string"):
         raise _changed(source)
@@ -128,7 +128,7 @@ def _read_npy(source: IdSource, start: int, stop: int) -> np.ndarray:
     return _encoded(source, values.tolist(), start)
 
 
-def _as_int64(source: IdSource, values: np.ndarray, start: int) -> np.ndarray:
+def _as_int64(source: IdFile, values: np.ndarray, start: int) -> np.ndarray:
     if values.dtype.kind == "u" and values.dtype.itemsize == 8 and len(values):
         row = int(np.argmax(values))
         if int(values[row]) > np.iinfo(np.int64).max:
@@ -138,7 +138,7 @@ def _as_int64(source: IdSource, values: np.ndarray, start: int) -> np.ndarray:
     return values.astype("<i8")
 
 
-def _encoded(source: IdSource, values: list[Any], start: int) -> np.ndarray:
+def _encoded(source: IdFile, values: list[Any], start: int) -> np.ndarray:
     """UTF-8 of str or bytes; a NUL would be lost in the padding."""
     out = []
     for row, value in enumerate(values, start):
@@ -165,7 +165,7 @@ def _describe_text(path: str) -> tuple[int, tuple[int, ...]]:
     return lines + (not ended), tuple(marks)
 
 
-def _read_text(source: IdSource, start: int, stop: int) -> np.ndarray:
+def _read_text(source: IdFile, start: int, stop: int) -> np.ndarray:
     mark = start // MARK_LINES
     wanted: list[bytes] = []
     with open(source.path, "rb") as stream:
@@ -196,7 +196,7 @@ def _describe_parquet(path: str, column: str) -> tuple[int, str]:
     raise BadInputError(f"{path}: column {column!r} is {kind}; expected integers or strings; name another column")
 
 
-def _read_parquet(source: IdSource, start: int, stop: int) -> np.ndarray:
+def _read_parquet(source: IdFile, start: int, stop: int) -> np.ndarray:
     parts = []
     with open_parquet(source.path) as file:
         if file.metadata.num_rows != source.rows:

@@ -1,11 +1,12 @@
-"""Where the rows of a new segment come from: files, or the generator; and their ids: other files.
+"""Where the rows of a corpus come from: several files joined to one range of rows, or the generator.
 
-:meth:`part` is what travels with a task: of thousands of files only those that it reads.
+Both answer the same questions. :meth:`part` is what travels with a task: of thousands of files only those it reads.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -13,21 +14,27 @@ from typing import Any
 
 import numpy as np
 
-from och_dist.sources.id_files import IdSource, read_ids
-from och_dist.sources.readers import Source, read_rows
+from och_dist.errors import BadInputError, UsageError
+from och_dist.sources.base import VectorFile
+from och_dist.sources.id_files import IdFile, open_ids, read_ids
+from och_dist.sources.readers import expand, open_sources, read_rows
 from och_dist.store import canonical, sha256
 
 
 @dataclass(frozen=True)
-class Files:
-    """Vectors of several files of one dimension and dtype, one after the other; the first has number ``first_row``."""
+class JoinedFiles:
+    """Files of one dimension and dtype, one after the other; beside each, or beside none, a file of its ids.
 
-    sources: tuple[Source, ...]
+    The first row has number ``first_row``.
+    """
+
+    files: tuple[VectorFile, ...]
+    id_files: tuple[IdFile, ...] = ()
     first_row: int = 0
 
     @cached_property
     def _stops(self) -> list[int]:
-        return list(accumulate((source.rows for source in self.sources), initial=self.first_row))[1:]
+        return list(accumulate((file.rows for file in self.files), initial=self.first_row))[1:]
 
     @property
     def rows(self) -> int:
@@ -35,86 +42,68 @@ class Files:
 
     @property
     def dim(self) -> int:
-        return self.sources[0].dim
+        return self.files[0].dim
 
     @property
     def dtype(self) -> str:
-        return self.sources[0].dtype
+        return self.files[0].dtype
 
-    def part(self, start: int, stop: int) -> Files:
-        """The files that hold rows [start, stop); row numbers stay."""
+    @property
+    def ids(self) -> str | None:
+        """``'int64'`` or ``'string'`` where the rows have ids, else None."""
+        return self.id_files[0].kind if self.id_files else None
+
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """(file, first row in it, last row in it + 1) of every file that holds some of rows [start, stop)."""
         first, last = bisect_right(self._stops, start), bisect_left(self._stops, stop)
-        return Files(self.sources[first : last + 1], self._stops[first] - self.sources[first].rows)
+        for number in range(first, min(last + 1, len(self.files))):
+            rows = self.files[number].rows
+            offset = self._stops[number] - rows
+            yield number, max(start - offset, 0), min(stop - offset, rows)
+
+    def part(self, start: int, stop: int) -> JoinedFiles:
+        """The files that hold rows [start, stop), and what finds the ids of these; row numbers stay."""
+        pieces = list(self._pieces(start, stop))
+        numbers = [number for number, _, _ in pieces]
+        ids = tuple(self.id_files[number].cut(low, high) for number, low, high in pieces) if self.id_files else ()
+        before = self._stops[numbers[0]] - self.files[numbers[0]].rows
+        return JoinedFiles(tuple(self.files[number] for number in numbers), ids, before)
+
+    def choose(self, numbers: Sequence[int]) -> JoinedFiles:
+        """Some of the files, joined."""
+        ids = tuple(self.id_files[number] for number in numbers) if self.id_files else ()
+        return JoinedFiles(tuple(self.files[number] for number in numbers), ids)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop) as (rows, dim)."""
-        parts, offset = [], self.first_row
-        for source in self.sources:
-            low, high = max(start, offset), min(stop, offset + source.rows)
-            if low < high:
-                parts.append(read_rows(source, low - offset, high - offset))
-            offset += source.rows
+        parts = [read_rows(self.files[number], low, high) for number, low, high in self._pieces(start, stop)]
+        if not parts:
+            return np.empty((0, self.dim), self.dtype)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def read_ids(self, start: int, stop: int) -> np.ndarray:
+        """Keys of rows [start, stop): int64 (m,) or bytes (m,)."""
+        parts = [read_ids(self.id_files[number], low, high) for number, low, high in self._pieces(start, stop)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def identity(self) -> list[Any]:
         """What a resumed ingest must find unchanged."""
-        return [[source.fingerprint, source.mtime_ns, source.dataset] for source in self.sources]
+        return [[file.fingerprint, file.mtime_ns, file.dataset] for file in self.files]
+
+    def id_identity(self) -> list[Any]:
+        """The same of the ids."""
+        return [[file.fingerprint, file.mtime_ns, file.column] for file in self.id_files]
 
     def describe(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "path": s.path,
-                "format": s.format,
-                "rows": s.rows,
-                "fingerprint": s.fingerprint,
-                "dataset": s.dataset,
-            }
-            for s in self.sources
-        ]
+        """The files as a manifest lists them, each with its ids."""
+        described = [file.describe() for file in self.files]
+        for about, ids in zip(described, self.id_files, strict=bool(self.id_files)):
+            about["ids"] = ids.describe()
+        return described
 
 
 @dataclass(frozen=True)
-class IdFiles:
-    """Ids of one kind from several files, one after the other; the first belongs to row ``first_row``."""
-
-    sources: tuple[IdSource, ...]
-    first_row: int = 0
-
-    @cached_property
-    def _stops(self) -> list[int]:
-        return list(accumulate((source.rows for source in self.sources), initial=self.first_row))[1:]
-
-    @property
-    def kind(self) -> str:
-        return self.sources[0].kind
-
-    def part(self, start: int, stop: int) -> IdFiles:
-        """The files that hold the ids of rows [start, stop), and what is needed to find these; row numbers stay."""
-        first, last = bisect_right(self._stops, start), bisect_left(self._stops, stop)
-        offset = self._stops[first] - self.sources[first].rows
-        before, cut = offset, []
-        for source in self.sources[first : last + 1]:
-            cut.append(source.cut(max(start - offset, 0), min(stop - offset, source.rows)))
-            offset += source.rows
-        return IdFiles(tuple(cut), before)
-
-    def read(self, start: int, stop: int) -> np.ndarray:
-        """Keys of rows [start, stop): int64 (m,) or bytes (m,)."""
-        parts, offset = [], self.first_row
-        for source in self.sources:
-            low, high = max(start, offset), min(stop, offset + source.rows)
-            if low < high:
-                parts.append(read_ids(source, low - offset, high - offset))
-            offset += source.rows
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def identity(self) -> list[Any]:
-        """What a resumed ingest must find unchanged."""
-        return [[source.fingerprint, source.mtime_ns, source.column] for source in self.sources]
-
-
-@dataclass(frozen=True)
-class Generated:
+class GeneratedRows:
     """Rows [first_row, first_row + rows) of the GIST-like generator."""
 
     rows: int
@@ -122,8 +111,9 @@ class Generated:
     seed: int
     first_row: int
     dtype: str = "<f4"
+    ids: None = None
 
-    def part(self, start: int, stop: int) -> Generated:
+    def part(self, start: int, stop: int) -> GeneratedRows:
         """It is small as it is."""
         return self
 
@@ -137,17 +127,48 @@ class Generated:
         return ["gistlike", self.rows, self.dim, self.seed, self.first_row]
 
     def describe(self) -> list[dict[str, Any]]:
-        fingerprint = sha256(canonical(self.identity()))
-        return [
-            {
-                "format": "gistlike",
-                "rows": self.rows,
-                "seed": self.seed,
-                "first_row": self.first_row,
-                "fingerprint": fingerprint,
-                "dataset": None,
-            }
-        ]
+        about = {"format": "gistlike", "rows": self.rows, "seed": self.seed, "first_row": self.first_row}
+        return [{**about, "fingerprint": sha256(canonical(self.identity())), "dataset": None}]
 
 
-Origin = Files | Generated
+RowSource = JoinedFiles | GeneratedRows
+
+
+def open_files(
+    patterns: Sequence[str] | str,
+    *,
+    dataset: str | None = None,
+    allow_empty: bool = False,
+    ids: Sequence[str] | str | None = None,
+    id_column: str | None = None,
+) -> JoinedFiles:
+    """Files of vectors, and beside them files of ids or a column of their own; see :func:`open_sources`."""
+    files = open_sources(
+        [patterns] if isinstance(patterns, str) else patterns, dataset=dataset, allow_empty=allow_empty
+    )
+    if ids and id_column is not None:
+        raise UsageError("ids come from files or from a column, not from both; give --ids or --id-column")
+    if id_column is not None:
+        id_files = [open_ids(file.path, column=id_column) for file in files]
+    else:
+        named = [ids] if isinstance(ids, str) else ids or ()
+        id_files = [open_ids(path) for pattern in named for path in expand(pattern)]
+    if ids or id_column is not None:
+        _check_ids(files, id_files)
+    return JoinedFiles(tuple(files), tuple(id_files))
+
+
+def _check_ids(files: Sequence[VectorFile], id_files: Sequence[IdFile]) -> None:
+    if len(id_files) != len(files):
+        raise UsageError(f"{len(id_files)} files of ids for {len(files)} files of vectors; give one for each, in order")
+    for file, ids in zip(files, id_files, strict=True):
+        if ids.rows != file.rows:
+            raise BadInputError(
+                f"{ids.path} holds {ids.rows} ids, {file.path} has {file.rows} rows; expected one id for each row: "
+                "make them anew from the same data"
+            )
+        if ids.kind != id_files[0].kind:
+            raise BadInputError(
+                f"{ids.path} holds ids of kind {ids.kind}, {id_files[0].path} of kind {id_files[0].kind}; "
+                "expected one kind: convert one of them"
+            )

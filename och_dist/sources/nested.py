@@ -17,7 +17,7 @@ import numpy as np
 from och_dist.errors import BadInputError
 from och_dist.sources.base import (
     Layout,
-    Source,
+    VectorFile,
     accepted_dtype,
     check_unchanged,
     choose_dataset,
@@ -78,7 +78,7 @@ def describe_hdf5(path: str, dataset: str | None) -> Layout:
         return Layout(int(rows), int(dim), accepted_dtype(arrays[name].dtype, f"{path}:{name}"), name)
 
 
-def read_hdf5(source: Source, start: int, stop: int) -> np.ndarray:
+def read_hdf5(source: VectorFile, start: int, stop: int) -> np.ndarray:
     """Rows of an HDF5 dataset."""
     with _open_hdf5(source.path) as file:
         node = file[source.dataset]
@@ -171,7 +171,7 @@ def _mat5_variable(path: str, name: str, dtype: str, mtime_ns: int) -> np.ndarra
     return stored.astype(dtype, copy=False)
 
 
-def read_mat(source: Source, start: int, stop: int) -> np.ndarray:
+def read_mat(source: VectorFile, start: int, stop: int) -> np.ndarray:
     """Rows of a MATLAB variable.
 
     Version 7.3 is sliced. Version 5 is compressed as one stream, so the whole variable is loaded and the last
@@ -236,7 +236,7 @@ def describe_zarr(path: str, dataset: str | None) -> Layout:
     return Layout(*two_dimensional(array.shape, path), accepted_dtype(array.dtype, path))
 
 
-def read_zarr(source: Source, start: int, stop: int) -> np.ndarray:
+def read_zarr(source: VectorFile, start: int, stop: int) -> np.ndarray:
     """Rows of a Zarr array. A chunk that is not stored is the fill value: in Zarr that is legal data."""
     array = _open_zarr(source.path)
     check_unchanged(source, *two_dimensional(array.shape, source.path), accepted_dtype(array.dtype, source.path))

@@ -11,7 +11,7 @@ import numpy as np
 from och_dist.errors import BadInputError
 from och_dist.sources.base import (
     Layout,
-    Source,
+    VectorFile,
     accepted_dtype,
     check_unchanged,
     choose_dataset,
@@ -92,7 +92,7 @@ def _bad_row(path: str, name: str, row: int, what: str) -> BadInputError:
     )
 
 
-def _block(column: Any, source: Source, first_row: int) -> np.ndarray:
+def _block(column: Any, source: VectorFile, first_row: int) -> np.ndarray:
     """A batch's list column as (rows, dim); ``first_row`` is its row number in the file."""
     import pyarrow.compute as compute
 
@@ -122,7 +122,7 @@ def row_groups(file: Any, start: int, stop: int) -> tuple[list[int], int]:
     return list(range(low, high + 1)), int(ends[low] - counts[low])
 
 
-def read_parquet(source: Source, start: int, stop: int) -> np.ndarray:
+def read_parquet(source: VectorFile, start: int, stop: int) -> np.ndarray:
     """Rows of a list column: only the row groups that hold them are decoded, in small batches."""
     out = np.empty((stop - start, source.dim), source.dtype)
     name = source.dataset or ""

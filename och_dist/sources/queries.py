@@ -12,7 +12,7 @@ import numpy as np
 
 from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.kernels.moments import nonfinite_rows
-from och_dist.sources.readers import open_sources, read_rows
+from och_dist.sources.joined import open_files
 from och_dist.store import open_corpus
 
 DTYPES = ("f2", "f4", "f8", "u1", "i1")
@@ -59,21 +59,11 @@ def open_queries(queries: Any, *, dataset: str | None = None) -> Queries:
     if Path(text, "versions").is_dir() or "://" in text:
         corpus = open_corpus(text)
         return Queries(corpus.rows, corpus.dim, corpus.fingerprint, text, corpus.read)
-    sources = open_sources([text], dataset=dataset, allow_empty=True)
-    starts = np.cumsum([0, *(source.rows for source in sources)])
-
-    def read(start: int, stop: int) -> np.ndarray:
-        parts = [
-            read_rows(source, max(start, low) - low, min(stop, low + source.rows) - low)
-            for source, low in zip(sources, starts[:-1].tolist(), strict=True)
-            if max(start, low) < min(stop, low + source.rows)
-        ]
-        return np.concatenate(parts) if parts else np.empty((0, sources[0].dim), sources[0].dtype)
-
-    rows, dim = int(starts[-1]), sources[0].dim
-    step = max(1, HASHED_BYTES // (dim * np.dtype(sources[0].dtype).itemsize))
-    blocks = (read(start, min(start + step, rows)) for start in range(0, rows, step))
-    return Queries(rows, dim, _fingerprint(blocks, np.dtype(sources[0].dtype), (rows, dim)), text, read)
+    files = open_files([text], dataset=dataset, allow_empty=True)
+    shape, dtype = (files.rows, files.dim), np.dtype(files.dtype)
+    step = max(1, HASHED_BYTES // (files.dim * dtype.itemsize))
+    blocks = (files.read(start, min(start + step, files.rows)) for start in range(0, files.rows, step))
+    return Queries(*shape, _fingerprint(blocks, dtype, shape), text, files.read)
 
 
 def _fingerprint(blocks: Iterable[np.ndarray], dtype: np.dtype, shape: tuple[int, ...]) -> str:

@@ -16,14 +16,14 @@ import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
 from och_dist.sources import flat, nested, parquet
-from och_dist.sources.base import Layout, Source, file_fingerprint, tree_fingerprint
+from och_dist.sources.base import Layout, VectorFile, file_fingerprint, tree_fingerprint
 
-__all__ = ["Source", "open_sources", "read_all", "read_ivecs", "read_rows"]
+__all__ = ["VectorFile", "open_sources", "read_all", "read_ivecs", "read_rows"]
 
 
 class _Reader(NamedTuple):
     describe: Callable[[str, str | None], Layout]
-    read: Callable[[Source, int, int], np.ndarray]
+    read: Callable[[VectorFile, int, int], np.ndarray]
     named: bool  # whether dataset= means anything
 
 
@@ -47,7 +47,7 @@ EXTENSIONS = {
 }
 
 
-def open_sources(patterns: Sequence[str], *, dataset: str | None = None, allow_empty: bool = False) -> list[Source]:
+def open_sources(patterns: Sequence[str], *, dataset: str | None = None, allow_empty: bool = False) -> list[VectorFile]:
     """Describe the files that ``patterns`` (paths or globs) name, in order; each glob's matches are sorted.
 
     All of them must have one dimension and one dtype. ``dataset`` names the HDF5 dataset, parquet column or
@@ -70,7 +70,7 @@ def open_sources(patterns: Sequence[str], *, dataset: str | None = None, allow_e
     return sources
 
 
-def read_rows(source: Source, start: int, stop: int) -> np.ndarray:
+def read_rows(source: VectorFile, start: int, stop: int) -> np.ndarray:
     """Rows [start, stop) as (stop - start, dim), native endian, C-contiguous."""
     if not 0 <= start <= stop <= source.rows:
         raise UsageError(f"rows [{start}, {stop}) of {source.path}; expected a range of [0, {source.rows})")
@@ -82,7 +82,7 @@ def read_rows(source: Source, start: int, stop: int) -> np.ndarray:
         raise _unreadable(source.path, error) from error
 
 
-def read_all(source: Source) -> np.ndarray:
+def read_all(source: VectorFile) -> np.ndarray:
     """All rows, (rows, dim): for files that are known to be small, such as queries."""
     return read_rows(source, 0, source.rows)
 
@@ -136,7 +136,7 @@ def _format(path: str) -> str:
     return EXTENSIONS[extension]
 
 
-def _open_source(path: str, dataset: str | None, *, allow_empty: bool) -> Source:
+def _open_source(path: str, dataset: str | None, *, allow_empty: bool) -> VectorFile:
     """Describe one file after its header, size and dtype were checked."""
     kind = _format(path)
     if dataset is not None and not READERS[kind].named:
@@ -157,4 +157,4 @@ def _open_source(path: str, dataset: str | None, *, allow_empty: bool) -> Source
             mtime_ns = os.stat(path).st_mtime_ns
     except OSError as error:
         raise _unreadable(path, error) from error
-    return Source(path, kind, layout.rows, layout.dim, layout.dtype, fingerprint, mtime_ns, layout.dataset)
+    return VectorFile(path, kind, layout.rows, layout.dim, layout.dtype, fingerprint, mtime_ns, layout.dataset)

@@ -130,7 +130,7 @@ def test_unexpected_failures_and_interruptions(night: Path, monkeypatch: pytest.
         def fail(*args: Any, error: BaseException = error, **options: Any) -> None:
             raise error
 
-        monkeypatch.setattr("och_dist.ingest.inbox.new_sources", fail)
+        monkeypatch.setattr("och_dist.ingest.stage.new_sources", fail)
         och(*words(night), code=code)
         (run,) = history(night, "-n", 1)
         assert (run["exit_code"], run["stage"]) == (code, "collect")
@@ -246,7 +246,7 @@ def test_json_log_of_a_failure(night: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def fail(*args: Any, **options: Any) -> None:
         raise RuntimeError("oops")
 
-    monkeypatch.setattr("och_dist.ingest.inbox.new_sources", fail)
+    monkeypatch.setattr("och_dist.ingest.stage.new_sources", fail)
     last = lines(och(*words(night), "--log-format", "json", code=1).stderr)[-1]
     assert (last["exit_code"], "RuntimeError: oops" in last["traceback"]) == (1, True)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError
-from och_dist.ingest.inbox import collect
+from och_dist.ingest.stage import collect
 from och_dist.stage import Report
 from och_dist.store.corpus import open_corpus
 from tests.support.stage_data import clustered

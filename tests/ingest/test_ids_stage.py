@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.ingest import chunks as segments
-from och_dist.ingest import ids as stage
+from och_dist.ingest import unique_ids as stage
 from och_dist.ingest.stage import generate, ingest
 from och_dist.search.ids import corpus_of_index, find_rows, read_id_list
 from och_dist.store import corpus as corpus_store

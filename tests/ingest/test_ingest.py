@@ -20,8 +20,8 @@ from och_dist.ingest import chunks as segments
 from och_dist.ingest import stage
 from och_dist.ingest.stage import default_chunk_rows, generate, ingest
 from och_dist.kernels.gistlike import gist_rows
-from och_dist.sources.joined import Files
-from och_dist.sources.readers import Source
+from och_dist.sources.joined import JoinedFiles
+from och_dist.sources.readers import VectorFile
 from och_dist.store.arrays import CODECS, ArraySpec, chunk_key, open_array
 from och_dist.store.corpus import find_corpus, open_corpus
 from och_dist.store.objects import open_objects
@@ -382,22 +382,22 @@ def test_impossible_generators_are_refused(wrong: dict[str, int], tmp_path: Path
 )
 def test_a_task_carries_only_the_files_that_it_reads(sizes: list[int], chunk_rows: int, data: st.DataObject) -> None:
     """Rows of all chunks that are still to do, and files that each task knows, against the plain list of all rows."""
-    sources = tuple(Source(f"{i}.npy", "npy", rows, 2, "<f4", f"{i}", 0) for i, rows in enumerate(sizes))
+    sources = tuple(VectorFile(f"{i}.npy", "npy", rows, 2, "<f4", f"{i}", 0) for i, rows in enumerate(sizes))
     rows = [(source.path, row) for source in sources for row in range(source.rows)]
     bad = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), max_size=len(rows) - 1)))
     kept = [place for number, place in enumerate(rows) if number not in bad]
     spec = ArraySpec(len(kept), 2, "<f4", chunk_rows)
     there = data.draw(st.sets(st.integers(0, spec.n_chunks - 1)))
-    target = segments.Target("/corpus", "p", spec)
-    tasks = segments.plan(target, Files(sources), None, np.array(bad, np.int64), there)
+    new = segments.NewSegment("/corpus", "p", 0, spec)
+    tasks = segments.plan(new, JoinedFiles(sources), np.array(bad, np.int64), there)
     assert [task.chunk for task in tasks] == [chunk for chunk in range(spec.n_chunks) if chunk not in there]
     for task in tasks:
-        assert isinstance(task.origin, Files)
-        known = [(source.path, row) for source in task.origin.sources for row in range(source.rows)]
+        assert isinstance(task.source, JoinedFiles)
+        known = [(source.path, row) for source in task.source.files for row in range(source.rows)]
         numbers = [n for n in range(task.start, task.stop) if n not in task.skip]
-        assert [known[n - task.origin.first_row] for n in numbers] == kept[slice(*spec.bounds(task.chunk))]
+        assert [known[n - task.source.first_row] for n in numbers] == kept[slice(*spec.bounds(task.chunk))]
         wanted = {rows[n][0] for n in range(task.start, task.stop)}
-        assert {source.path for source in task.origin.sources} == wanted
+        assert {source.path for source in task.source.files} == wanted
 
 
 def test_a_long_run_of_bad_rows_is_not_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,8 +406,8 @@ def test_a_long_run_of_bad_rows_is_not_read_at_once(tmp_path: Path, monkeypatch:
     values[[*range(1, 1001), 1015]] = np.nan
     monkeypatch.setattr(segments, "SCAN_ROWS_BYTES", 50 * 16)
     sizes: list[int] = []
-    plain = Files.read
-    monkeypatch.setattr(Files, "read", lambda self, a, b: sizes.append(b - a) or plain(self, a, b))
+    plain = JoinedFiles.read
+    monkeypatch.setattr(JoinedFiles, "read", lambda self, a, b: sizes.append(b - a) or plain(self, a, b))
     path = save(tmp_path, "a.npy", values)
     ingest([path], str(tmp_path / "c"), chunk_rows=10, nonfinite="drop")
     assert np.array_equal(whole(str(tmp_path / "c")), values[np.isfinite(values).all(axis=1)])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, UsageError
 from och_dist.sources import flat as readers_flat
-from och_dist.sources.readers import Source, open_sources, read_all, read_ivecs, read_rows
+from och_dist.sources.readers import VectorFile, open_sources, read_all, read_ivecs, read_rows
 from tests.support.vector_files import (
     pa,
     pq,
@@ -362,6 +362,6 @@ def test_real_files() -> None:
     if not path.exists():
         pytest.skip(f"no {path}; set OCH_SHARED_DATA to a folder with the real vectors")
     (source,) = open_sources([str(path)])
-    assert isinstance(source, Source)
+    assert isinstance(source, VectorFile)
     assert (source.rows, source.dim, source.dtype) == (10_000, 128, "|u1")
     np.testing.assert_array_equal(read_rows(source, 9_000, 10_000), np.load(path)[9_000:])

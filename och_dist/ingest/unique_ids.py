@@ -1,4 +1,4 @@
-"""External ids of a new segment: opening them beside vectors, and making sure that each is there once.
+"""Ids of a new segment: how wide they are stored, and that each of a corpus is there once.
 
 Uniqueness is checked on the workers before a version is published, in bounded memory: a task holds the hashes of one
 hash range of the new ids, and compares true ids where two hashes agree.
@@ -6,27 +6,17 @@ hash range of the new ids, and compares true ids where two hashes agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from och_dist.cluster import check_memory, map_tasks
-from och_dist.errors import BadInputError, UsageError
-from och_dist.sources import IdFiles, IdSource, Source, expand, open_ids
+from och_dist.errors import BadInputError
+from och_dist.ingest.chunks import NewSegment
+from och_dist.sources import JoinedFiles
 from och_dist.stage import Context
-from och_dist.store import (
-    ArraySpec,
-    Corpus,
-    CorpusRef,
-    IdLayout,
-    id_hashes,
-    id_keys,
-    open_layout,
-    open_objects,
-    read_rows,
-)
+from och_dist.store import Corpus, CorpusRef, IdLayout, id_hashes, id_keys
 
 MEASURED_ROWS = 1 << 18
 HASHES_PER_TASK = 1 << 24
@@ -35,70 +25,26 @@ SUSPECTS = 1000
 Duplicate = tuple[Any, int, int]
 
 
-def id_sources(
-    vectors: Sequence[Source], files: Sequence[str] | None, column: str | None
-) -> tuple[IdSource, ...] | None:
-    """The ids of every vector file: from a file of its own, or from a column of itself; None if there are none."""
-    if files and column is not None:
-        raise UsageError("ids come from files or from a column, not from both; give --ids or --id-column")
-    if column is not None:
-        found = [open_ids(source.path, column=column) for source in vectors]
-    elif files:
-        found = [open_ids(path) for pattern in files for path in expand(pattern)]
-    else:
-        return None
-    if len(found) != len(vectors):
-        raise UsageError(f"{len(found)} files of ids for {len(vectors)} files of vectors; give one for each, in order")
-    for source, ids in zip(vectors, found, strict=True):
-        if ids.rows != source.rows:
-            raise BadInputError(
-                f"{ids.path} holds {ids.rows} ids, {source.path} has {source.rows} rows; expected one id for each row: "
-                "make them anew from the same data"
-            )
-        if ids.kind != found[0].kind:
-            raise BadInputError(
-                f"{ids.path} holds ids of kind {ids.kind}, {found[0].path} of kind {found[0].kind}; "
-                "expected one kind: convert one of them"
-            )
-    return tuple(found)
-
-
 @dataclass(frozen=True)
 class MeasureIds:
-    ids: IdFiles
+    source: JoinedFiles
     start: int
     stop: int
 
 
 def measure_ids(task: MeasureIds) -> int:
     """Bytes of the longest id among rows [start, stop)."""
-    return int(np.strings.str_len(task.ids.read(task.start, task.stop)).max())
+    return int(np.strings.str_len(task.source.read_ids(task.start, task.stop)).max())
 
 
-def id_layout(ids: IdFiles, rows: int, context: Context) -> IdLayout:
+def id_layout(source: JoinedFiles, context: Context) -> IdLayout:
     """How ids are stored: strings as wide as the longest, which takes a pass over the files."""
-    if ids.kind == "int64":
+    if source.ids == "int64":
         return IdLayout("int64", 8)
-    ranges = ((start, min(start + MEASURED_ROWS, rows)) for start in range(0, rows, MEASURED_ROWS))
-    tasks = [MeasureIds(ids.part(start, stop), start, stop) for start, stop in ranges]
+    cuts = range(0, source.rows, MEASURED_ROWS)
+    ranges = [(start, min(start + MEASURED_ROWS, source.rows)) for start in cuts]
+    tasks = [MeasureIds(source.part(start, stop), start, stop) for start, stop in ranges]
     return IdLayout("string", max(map_tasks(measure_ids, tasks, client=context.client, name="measure_ids")))
-
-
-@dataclass(frozen=True)
-class NewIds:
-    """The stored ids of a segment that is not published yet; its first row will be ``start``."""
-
-    url: str
-    prefix: str
-    spec: ArraySpec
-    start: int
-
-    def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """(global row, ids as they are stored), chunk by chunk."""
-        array = open_layout(open_objects(self.url), self.prefix, self.spec)
-        for chunk in range(self.spec.n_chunks):
-            low, high = self.spec.bounds(chunk)
-            yield self.start + low, read_rows(array, low, high)
 
 
 @dataclass(frozen=True)
@@ -106,7 +52,7 @@ class CheckIds:
     """Look for the new ids of hash range ``number`` of 2^``bits`` ranges among each other, or, with a ``parent``, among
     its rows [start, stop)."""
 
-    new: NewIds
+    new: NewSegment
     bits: int
     number: int
     parent: CorpusRef | None = None
@@ -124,7 +70,7 @@ class CheckIds:
 
 def find_duplicate(task: CheckIds) -> Duplicate | None:
     """(id, first row, second row) of an id that is there twice, None if there is none."""
-    hashes = np.sort(np.concatenate([task.hashes(block)[0] for _, block in task.new.blocks()]))
+    hashes = np.sort(np.concatenate([task.hashes(block)[0] for _, block in task.new.id_blocks()]))
     if task.parent is None:
         return _among_themselves(task, np.unique(hashes[1:][hashes[1:] == hashes[:-1]]))
     for first, block in task.parent.open().id_blocks(task.start, task.stop):
@@ -150,7 +96,7 @@ def _first_seen(
     task: CheckIds, suspects: np.ndarray, seen: dict[Any, int], *, remember: bool = False
 ) -> Duplicate | None:
     """The first new id, of those whose hash is a suspect, that was ``seen`` already: the true ids are compared."""
-    for first, block in task.new.blocks():
+    for first, block in task.new.id_blocks():
         hashes, places = task.hashes(block)
         places = places[np.isin(hashes, suspects)]
         for key, place in zip(id_keys(block)[places].tolist(), places.tolist(), strict=True):
@@ -161,7 +107,7 @@ def _first_seen(
     return None
 
 
-def check_unique(new: NewIds, parent: Corpus | None, context: Context) -> None:
+def check_unique(new: NewSegment, parent: Corpus | None, context: Context) -> None:
     """Refuse ids of a new segment that are there twice, in it or in the corpus that it is added to."""
     bits = max(0, (-(-new.spec.rows // HASHES_PER_TASK) - 1).bit_length())
     check_memory(context.client, 32 * min(new.spec.rows, HASHES_PER_TASK) + (64 << 20), "a check that ids are unique")
