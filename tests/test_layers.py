@@ -135,3 +135,10 @@ def test_importing_is_light(code: str) -> None:
     check = f"{code}, sys; print(sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_workers_that_do_not_search_do_without_numba() -> None:
+    """It takes 60 MB of each of them."""
+    check = "import och_dist.encode, sys; print('numba' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"

@@ -11,17 +11,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from och_dist.errors import IntegrityError
-from och_dist.kernels.buckets import BucketTables, cut_bits, join_tables, substring_count, table_bytes
-from och_dist.kernels.hamming import CodeBlock
 from och_dist.store.arrays import ArraySpec, create_array, find_chunk, open_layout, stored_chunk, write_chunk
 from och_dist.store.index import CodeChunk, Index
 from och_dist.store.manifest import pack_digests, read_document, seal, unseal
 from och_dist.store.objects import Objects
+
+if TYPE_CHECKING:  # imported by the functions that compute with tables: Numba takes 60 MB, which most workers do not need
+    from och_dist.kernels.buckets import BucketTables
+    from och_dist.kernels.hamming import CodeBlock
 
 FORMAT = 1
 FOLDER = "tables"
@@ -63,6 +65,8 @@ class TablePartition:
 
     def specs(self, index: Index) -> tuple[ArraySpec, ArraySpec]:
         """Layout of the sorted rows (m, rows) and of the offsets (m, values + 1), one chunk per table."""
+        from och_dist.kernels.buckets import cut_bits
+
         assert self.layout is not None
         count = self.layout.substrings
         widths = cut_bits(index.bits, count)[1]
@@ -70,11 +74,15 @@ class TablePartition:
 
     def nbytes(self, index: Index) -> int:
         """Memory of its tables in use, beside the codes; 0 without."""
+        from och_dist.kernels.buckets import table_bytes
+
         return 0 if self.layout is None else table_bytes(index.bits, self.rows, self.layout.substrings)
 
 
 def default_layout(index: Index, segment: int, partition_rows: int, substrings: int | None) -> TableLayout:
     """The layout of a segment; the number of substrings follows from the rows of a partition unless it is given."""
+    from och_dist.kernels.buckets import substring_count
+
     rows = min(partition_rows, index.segments[segment].job.stored_rows)
     return TableLayout(partition_rows, substrings or substring_count(index.bits, rows))
 
@@ -197,6 +205,8 @@ def open_tables(index: Index, part: TablePartition, block: CodeBlock) -> BucketT
 
     Damage raises :class:`IntegrityError`; tables that are removed meanwhile are none.
     """
+    from och_dist.kernels.buckets import cut_bits, join_tables
+
     digests = None if part.layout is None else read_record(index, part)
     if digests is None:
         return None
