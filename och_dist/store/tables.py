@@ -21,7 +21,7 @@ from och_dist.store.index import CodeChunk, Index
 from och_dist.store.manifest import pack_digests, read_document, seal, unseal
 from och_dist.store.objects import Objects
 
-if TYPE_CHECKING:  # imported by the functions that compute with tables: Numba takes 60 MB, which most workers do not need
+if TYPE_CHECKING:  # and else by the functions that compute with tables: Numba takes 60 MB, which few workers need
     from och_dist.kernels.buckets import BucketTables
     from och_dist.kernels.hamming import CodeBlock
 
