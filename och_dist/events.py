@@ -1,4 +1,4 @@
-"""What happens while a job runs, told to whoever listens; with no listener, nothing is done.
+"""What happens while a job runs, told to whoever listens; without a listener nothing is done.
 
 Stages :func:`say` what they do, on the driver. Inside a task, stages and stores :func:`add` what was worked through,
 and all of that leaves the worker with the end of the task. Nothing here may fail or slow down a job.
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 TOPIC = "och"
+AMOUNTS = ("rows", "read", "written")
+"""What tasks of all kinds add: rows worked through, bytes of vectors read, bytes of chunks written."""
 
 Facts = dict[str, Any]
 
@@ -75,3 +77,27 @@ def counting() -> Iterator[Facts]:
         yield facts
     finally:
         _task.facts = before
+
+
+class Totals:
+    """Sums over tasks by name: AMOUNTS, ``seconds``, and how many ended ``done``, ``failed`` or in a ``retry``."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.by_task: dict[str, dict[str, float]] = {}
+
+    def count(self, name: str, state: str, seconds: float, facts: Facts) -> None:
+        with self.lock:
+            sums = self.by_task.setdefault(name, dict.fromkeys((*AMOUNTS, "seconds"), 0))
+            sums[state] = sums.get(state, 0) + 1
+            sums["seconds"] += seconds
+            for amount in AMOUNTS:
+                sums[amount] += facts.get(amount, 0)
+
+    def copy(self) -> dict[str, dict[str, float]]:
+        with self.lock:
+            return {name: dict(sums) for name, sums in self.by_task.items()}
+
+
+TOTALS = Totals()
+"""What the tasks of this process did since it started."""

@@ -1,14 +1,17 @@
-"""A polite end. The first SIGTERM or Ctrl-C lets the tasks under way finish, for a while; the second ends at once.
+"""How a command ends. The first SIGTERM or Ctrl-C lets the tasks under way finish, for a while; the second ends it.
 
-Where no tasks are under way there is nothing to wait for, and the first one ends at once too: everything durable is
-put whole or not at all.
+Where no tasks are under way there is nothing to wait for, and the first one ends it at once: everything durable is
+written whole or not at all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import queue
+import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -19,11 +22,21 @@ from och_dist.errors import IncompleteError, OchError
 logger = logging.getLogger("och_dist")
 
 GRACE_SECONDS = 10.0
-INTERRUPTED = 130
+INTERRUPTED = 128 + signal.SIGINT
+NOBODY_READS = 128 + signal.SIGPIPE
 
 
 class Terminated(BaseException):
     """SIGTERM. Not an :class:`Exception`, so that nobody on the way takes it for a failed task and carries on."""
+
+
+def reader_is_gone(error: OSError) -> bool:
+    """Whether ``error`` is that nobody reads stdout any more (``och ... | head``), rather than a lost connection."""
+    if error.errno != errno.EPIPE:
+        return False
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & (select.POLLERR | select.POLLNVAL) for _, event in poll.poll(0))
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -33,6 +46,11 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, Terminated):
         return IncompleteError.exit_code
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def drop_stdout() -> None:
+    """Let what is still buffered for stdout, and what comes later, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 class Stop:
@@ -57,6 +75,20 @@ class Stop:
         self.expired = False
         if not late:  # the time of grace may end just after the tasks did
             raise error
+
+    @property
+    def asked(self) -> bool:
+        """Whether the tasks under way are the last."""
+        return self.number is not None
+
+    def announce(self, under_way: int) -> None:
+        words = "stopping: %d tasks under way have %g s to finish; Ctrl-C once more ends at once"
+        logger.warning(words, under_way, self.grace)
+
+    def obey(self) -> None:
+        """Raise what the signal stands for, if there was one."""
+        if self.number is not None:
+            raise self.error(self.number)
 
     def error(self, number: int) -> BaseException:
         detail = [f"not all tasks under way ended within {self.grace:g} s"] if self.expired else []
@@ -106,40 +138,16 @@ def set_grace(seconds: float) -> None:
         _stop.grace = seconds
 
 
-class Listener:
-    """Whether the tasks of one map are to stop, for the loop that runs them."""
-
-    def __init__(self, stop: Stop | None) -> None:
-        self.stop = stop
-
-    @property
-    def asked(self) -> bool:
-        return self.stop is not None and self.stop.number is not None
-
-    def announce(self, under_way: int) -> None:
-        assert self.stop is not None  # asked
-        logger.warning(
-            "stopping: %d tasks under way have %g s to finish; Ctrl-C once more ends at once",
-            under_way,
-            self.stop.grace,
-        )
-
-    def obey(self) -> None:
-        """Raise what the signal stands for, if there was one."""
-        if self.stop is not None and self.stop.number is not None:
-            raise self.stop.error(self.stop.number)
-
-
 @contextlib.contextmanager
-def listening(wake: Callable[[], None]) -> Iterator[Listener]:
+def listening(wake: Callable[[], None]) -> Iterator[Stop]:
     """Tasks that are let finish while this lasts; ``wake`` is called by a signal handler and takes no lock."""
     stop = _stop if threading.current_thread() is threading.main_thread() else None
     if stop is None:
-        yield Listener(None)
+        yield Stop()  # nobody asks this one
         return
     stop.wakers.append(wake)
     try:
-        yield Listener(stop)
+        yield stop
     finally:
         stop.wakers.remove(wake)
         if stop.number is not None:

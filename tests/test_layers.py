@@ -124,6 +124,28 @@ def test_a_door_says_what_others_may_use(folder: str) -> None:
     assert used <= names <= used | public, f"missing: {used - names}; nobody uses: {names - used - public}"
 
 
+def test_the_cluster_room_is_the_only_way_to_the_workers() -> None:
+    """Others declare what is to be done; graphs and futures are made in one room."""
+    functions = {"dask.delayed", "dask.compute", "dask.persist"}
+    methods = {"submit", "map", "compute", "persist", "scatter", "gather"}
+    found = []
+    for path in FILES:
+        if path.parent.name == "cluster":
+            continue
+        if ("dask.delayed", False) in imports(path):
+            found.append(f"{path}: dask.delayed")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                owner = ast.unparse(node.value)
+                on_client = owner.rpartition(".")[2] == "client" and node.attr in methods
+                if on_client or f"{owner}.{node.attr}" in functions:
+                    found.append(f"{path}:{node.lineno}: {owner}.{node.attr}")
+            elif isinstance(node, ast.ImportFrom) and node.module == "dask":
+                names = {f"dask.{alias.name}" for alias in node.names}
+                found += [f"{path}:{node.lineno}: {name}" for name in names & functions]
+    assert not found
+
+
 def test_only_one_file_uses_dask_ml() -> None:
     assert len({path for path in FILES for module, _ in imports(path) if module.startswith("dask_ml")}) == 1
 

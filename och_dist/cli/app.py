@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import traceback
 from typing import Any
@@ -17,7 +16,7 @@ from och_dist.cli import upkeep as cli_upkeep
 from och_dist.cli.options import cluster_options, expect_model, run_stage
 from och_dist.errors import ClusterError, IncompleteError, OchError, UsageError
 from och_dist.logs import last_words, logs_json
-from och_dist.stop import Terminated, exit_code_of, stop_politely
+from och_dist.stop import NOBODY_READS, Terminated, drop_stdout, exit_code_of, reader_is_gone, stop_politely
 
 logger = logging.getLogger("och_dist")
 
@@ -41,8 +40,9 @@ class OchGroup(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except OSError as error:
-            if error.errno == errno.EPIPE:  # nobody reads the result any more: Click ends quietly
-                raise
+            if reader_is_gone(error):  # 'och ... | head' has seen enough: end as other programs of a pipe do
+                drop_stdout()
+                ctx.exit(NOBODY_READS)
             ours = _accident(error)
             last_words(str(ours), ours.exit_code)
             ctx.exit(ours.exit_code)

@@ -147,7 +147,11 @@ class Surroundings:
 
     def settings(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """The options of the cluster: those of the command line, before those of a pipeline file."""
-        return {**self._applicable(defaults), **self.cluster}
+        from och_dist.cluster import ClusterOptions
+
+        settings = {**self._applicable(defaults), **self.cluster}
+        ClusterOptions(**settings)  # refuses impossible values, in a dry run too
+        return settings
 
     def _applicable(self, defaults: dict[str, Any]) -> dict[str, Any]:
         """The defaults that the command line leaves in force: --scheduler replaces local workers, and vice versa."""

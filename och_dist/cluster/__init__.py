@@ -24,11 +24,9 @@ from och_dist.cluster.held_values import ask_values, begin_asking, derive_values
 from och_dist.cluster.machine import describe_machine
 from och_dist.cluster.outcome import answer_seconds
 from och_dist.cluster.tasks import FAN_IN, map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
-from och_dist.cluster.tracing import TOTALS
 
 __all__ = [
     "FAN_IN",
-    "TOTALS",
     "ClusterOptions",
     "answer_seconds",
     "ask_values",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from och_dist.cluster.tls import (
     Certificates,
     dask_certificates,
     find_certificates,
-    knock,
+    probe_scheduler,
     refuse_open_network,
 )
 from och_dist.errors import ClusterError, UsageError
@@ -54,6 +55,14 @@ class ClusterOptions:
     insecure: bool = False
     grace: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise UsageError(f"--workers {self.workers}; give a number of processes, or 0 to work in this process")
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"--threads {self.threads}; give each worker 1 thread or more, or use --workers 0")
+        if self.grace is not None and not 0 <= self.grace < math.inf:
+            raise UsageError(f"--grace {self.grace}; give a number of seconds, 0 or more")
+
 
 @contextlib.contextmanager
 def connect(options: ClusterOptions) -> Iterator[Client | None]:
@@ -78,11 +87,8 @@ def connect(options: ClusterOptions) -> Iterator[Client | None]:
 
 
 def _with_settings(options: ClusterOptions) -> ClusterOptions:
-    """The settings where the options say nothing about the scheduler; the time of grace is set on the way."""
-    grace = settings.seconds("grace") if options.grace is None else options.grace
-    if not 0 <= grace < float("inf"):
-        raise UsageError(f"--grace {grace}; give a number of seconds, 0 or more")
-    set_grace(grace)
+    """The options, with the scheduler of the settings where they name none; also sets the time of grace."""
+    set_grace(settings.seconds("grace") if options.grace is None else options.grace)
     if options.scheduler is None and all(getattr(options, name) is None for name in LOCAL):
         scheduler = settings.setting("scheduler")
         return replace(options, scheduler=None if scheduler is None else str(scheduler))
@@ -90,7 +96,7 @@ def _with_settings(options: ClusterOptions) -> ClusterOptions:
 
 
 def _refuse_local_options(options: ClusterOptions) -> None:
-    """What is said about local workers means nothing to a cluster that runs already."""
+    """Options of local workers have no meaning for a cluster that runs already."""
     for name in LOCAL:
         if (value := getattr(options, name)) is not None:
             option = name.replace("_", "-")
@@ -107,7 +113,7 @@ def _remote(options: ClusterOptions) -> Iterator[Client]:
 
 @contextlib.contextmanager
 def observe(options: ClusterOptions) -> Iterator[Client]:
-    """A client of a running scheduler, to look at it: workers are neither needed nor touched."""
+    """A client of a running scheduler that only looks at it: workers are neither needed nor changed."""
     from distributed import Client
 
     settings.apply()
@@ -124,7 +130,7 @@ def observe(options: ClusterOptions) -> Iterator[Client]:
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         reason = str(error)
     if client is None:
-        # Half a client closes itself when it is collected; in the middle of starting another one, that would hang.
+        # A client that failed to start closes itself when it is collected; while another one starts, that would hang.
         gc.collect()
         raise ClusterError(f"no scheduler answers at {options.scheduler} within {patience:g} s ({reason}); {NOT_BEGUN}")
     with contextlib.closing(client):
@@ -132,7 +138,7 @@ def observe(options: ClusterOptions) -> Iterator[Client]:
 
 
 def _checked_address(options: ClusterOptions, patience: float) -> tuple[str, Certificates | None]:
-    """The address of the scheduler, after all that can be refused without Dask, and the certificates to use there."""
+    """The address of the scheduler and the certificates to use there, after every check that needs no Dask client."""
     from distributed.comm.addressing import parse_address, parse_host_port
 
     scheduler = str(options.scheduler)
@@ -156,7 +162,7 @@ def _checked_address(options: ClusterOptions, patience: float) -> tuple[str, Cer
         if scheme not in ("tls", "wss") and not options.insecure:
             refuse_open_network(shown, host)
         if scheme in ("tcp", "tls"):
-            knock(shown, host, port, certificates=certificates, seconds=patience)
+            probe_scheduler(shown, host, port, certificates=certificates, seconds=patience)
     return f"{scheme}://{location}", certificates
 
 
@@ -193,8 +199,6 @@ def _local(options: ClusterOptions) -> Iterator[Client]:
     settings.apply()
     workers = _local_workers(options) or os.cpu_count() or 1
     threads = settings.whole("threads", 1) if options.threads is None else options.threads
-    if workers < 1 or threads < 1:
-        raise UsageError(f"--workers {workers} --threads {threads}: use at least one of each")
     memory_limit = options.memory_limit or settings.setting("memory-limit")
     dashboard = settings.flag("dashboard") if options.dashboard is None else options.dashboard
     certificates = find_certificates(options)
@@ -238,7 +242,7 @@ def _await_workers(client: Client, count: int) -> None:
 
 
 def _prepare_workers(client: Client) -> None:
-    """Limits on every worker, those that join later too."""
+    """Check and limit every worker, also those that join later."""
     from och_dist.cluster.worker import PrepareWorker
 
     try:

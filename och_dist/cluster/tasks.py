@@ -33,7 +33,7 @@ from och_dist.cluster.outcome import (
 )
 from och_dist.cluster.tracing import Mark, Trace, traced
 from och_dist.errors import ClusterError
-from och_dist.stop import Listener, listening
+from och_dist.stop import Stop, listening
 
 if TYPE_CHECKING:
     from dask.delayed import Delayed
@@ -70,26 +70,26 @@ def map_tasks(
     """
     results: dict[int, T | Failure] = {}
     finished: queue.SimpleQueue[int] = queue.SimpleQueue()
-    with listening(lambda: finished.put(STOP)) as listener:
+    with listening(lambda: finished.put(STOP)) as stop:
         if client is None:
-            outcomes = _map_here(function, tasks, listener)
+            outcomes = _map_here(function, tasks, stop)
         else:
             trace = Trace(client, name, len(tasks), shown=advance is not None, inherited=inherited)
-            outcomes = _map_there(function, tasks, client, trace, finished, listener)
+            outcomes = _map_there(function, tasks, client, trace, finished, stop)
         with contextlib.closing(outcomes):
             for number, outcome in outcomes:
                 results[number] = outcome
                 if advance is not None and not isinstance(outcome, Failure):
                     advance(weight(tasks[number]))
-        listener.obey()
+        stop.obey()
     return [unwrap(results[number]) for number in range(len(tasks))]
 
 
 def _map_here(
-    function: Callable[..., T], tasks: Sequence[Task], listener: Listener
+    function: Callable[..., T], tasks: Sequence[Task], stop: Stop
 ) -> Generator[tuple[int, T | Failure], None, None]:
     for number, task in enumerate(tasks):
-        if listener.asked:
+        if stop.asked:
             return
         yield number, retry(function, task)
 
@@ -100,7 +100,7 @@ def _map_there(
     client: Client,
     trace: Trace,
     finished: queue.SimpleQueue[int],
-    listener: Listener,
+    stop: Stop,
 ) -> Generator[tuple[int, T | Failure], None, None]:
     """Keep at most WINDOW tasks submitted; hand out results as they come; release them at once.
 
@@ -132,7 +132,7 @@ def _map_there(
             if STOP in ended:
                 upcoming = iter(())
                 _drop_unbegun(waiting, client)
-                listener.announce(len(waiting))
+                stop.announce(len(waiting))
             futures = {number: waiting[number] for number in ended if number in waiting}
             for number, outcome in zip(futures, _fetch(list(futures.values()), watch), strict=True):
                 del waiting[number]
@@ -143,7 +143,7 @@ def _map_there(
             if following := list(islice(upcoming, len(futures))):
                 submit(following)
     finally:
-        trace.end(done=not waiting and not failed and not listener.asked)
+        trace.end(done=not waiting and not failed and not stop.asked)
         if waiting:
             with contextlib.suppress(Exception):
                 client.cancel(list(waiting.values()), force=True)

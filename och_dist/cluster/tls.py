@@ -1,4 +1,4 @@
-"""Who may be talked to: certificates for TLS, the rule that plain connections stay on loopback, and a first knock.
+"""Safe connections: certificates for TLS, plain connections on this machine only, and a probe of the scheduler.
 
 Dask has no users and no rights: whoever can speak to a scheduler can run code on its workers. So a plain connection is
 only made on this machine, and over a network both sides show a certificate of one private authority.
@@ -65,7 +65,7 @@ class Certificates:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask on the terminal, and a job of the night would wait for ever."""
+    """Without this, OpenSSL would ask on the terminal, and a job that nobody watches would wait for ever."""
     raise ValueError("the key has a passphrase")
 
 
@@ -124,8 +124,8 @@ def _is_loopback(text: str) -> bool:
     return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
 
 
-def knock(address: str, host: str, port: int, *, certificates: Certificates | None, seconds: float) -> None:
-    """Return when a scheduler has said its first byte; :class:`ClusterError` with the reason if it does not in time.
+def probe_scheduler(address: str, host: str, port: int, *, certificates: Certificates | None, seconds: float) -> None:
+    """Return when a scheduler has sent its first byte; :class:`ClusterError` with the reason if it does not in time.
 
     Dask's own connection has no limit for the first message, and does not tell why a certificate was refused.
     """
@@ -155,7 +155,7 @@ def knock(address: str, host: str, port: int, *, certificates: Certificates | No
 
 
 def _first_byte(plain: socket.socket, context: ssl.SSLContext | None) -> bytes:
-    """A scheduler speaks first; with TLS 1.3 the verdict on our certificate arrives in place of that byte."""
+    """What a scheduler sends first. With TLS 1.3 a refusal of our certificate arrives instead, and raises here."""
     if context is None:
         return plain.recv(1)
     with context.wrap_socket(plain) as secured:
@@ -173,7 +173,7 @@ def _why(error: ssl.SSLError, certificates: Certificates | None) -> str:
 
 
 def _speaks_tls(host: str, port: int, seconds: float) -> bool:
-    """Whether a TLS greeting is answered by one."""
+    """Whether a TLS handshake is answered by one."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

@@ -1,4 +1,4 @@
-"""Tasks that tell the scheduler when they begin and end, with what they worked through, in few and small messages."""
+"""Tasks that tell the scheduler when they begin and end, with what they worked through, in few small messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -81,7 +80,7 @@ def traced(mark: Mark | None, function: Callable[..., T], *args: Any) -> T | Fai
 
 def _ended(mark: Mark, state: str, started: float, facts: events.Facts) -> list[Any]:
     seconds = time.perf_counter() - started
-    TOTALS.count(mark[0].rpartition("-")[0], state, seconds, facts)
+    events.TOTALS.count(mark[0].rpartition("-")[0], state, seconds, facts)
     return ["end", *mark, state, round(seconds, 4), facts]
 
 
@@ -126,24 +125,4 @@ class Outbox:
                 worker.log_event(events.TOPIC, {"events": batch})
 
 
-class Totals:
-    """What this process has done since it started, by name of the task: for its own metrics."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.amounts: dict[tuple[str, str], float] = defaultdict(float)
-
-    def count(self, name: str, state: str, seconds: float, facts: events.Facts) -> None:
-        with self.lock:
-            self.amounts[name, state] += 1
-            self.amounts[name, "seconds"] += seconds
-            for amount in ("rows", "read", "written"):
-                self.amounts[name, amount] += facts.get(amount, 0)
-
-    def copy(self) -> dict[tuple[str, str], float]:
-        with self.lock:
-            return dict(self.amounts)
-
-
 OUTBOX = Outbox()
-TOTALS = Totals()

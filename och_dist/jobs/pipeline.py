@@ -147,6 +147,7 @@ def _cluster(table: dict[str, Any]) -> dict[str, Any]:
     for name, value in table.items():
         if not _fits(value, hints[name]):
             raise UsageError(f"[cluster] {name}={value!r}; expected {_type_name(hints[name])}")
+    ClusterOptions(**table)  # refuses impossible values
     return table
 
 

@@ -20,40 +20,32 @@ class Chunks:
         self.name, self.started = name, now
         self.ended: float | None = None
         self.rows, self.nbytes = 0, 0
-        kept = sum(stop - start for start, stop in inherited)
-        self.total = min(count + kept, MAX_CHUNKS)
-        self.states = bytearray(self.total)
-        self.counted = bytearray(self.total)
+        self.total = min(count + sum(stop - start for start, stop in inherited), MAX_CHUNKS)
+        self.states = np.zeros(self.total, np.uint8)
         for start, stop in inherited:
-            self.states[start : min(stop, self.total)] = bytes([INHERITED]) * (min(stop, self.total) - start)
-        self.counts = [self.total, 0, 0, 0, 0]
-        if kept:
-            array = np.frombuffer(self.states, np.uint8)
-            self.places: np.ndarray | None = np.flatnonzero(array != INHERITED)
-            self.counts[WAITING], self.counts[INHERITED] = len(self.places), self.total - len(self.places)
-        else:
-            self.places = None
+            self.states[start:stop] = INHERITED
+        self.places = np.flatnonzero(self.states != INHERITED)
+        self.counted = np.zeros(self.total, bool)
         self.by_worker: dict[str, set[int]] = {}
 
     @property
     def over(self) -> bool:
         return self.ended is not None
 
+    @property
+    def counts(self) -> list[int]:
+        """Chunks by state."""
+        found: list[int] = np.bincount(self.states, minlength=len(STATES)).tolist()
+        return found
+
     def place(self, number: int) -> int | None:
         """Where the chunk of a task lies; None for a task that does not belong here."""
-        if self.places is None:
-            return number if 0 <= number < self.total else None
         return int(self.places[number]) if 0 <= number < len(self.places) else None
-
-    def set(self, place: int, state: int) -> None:
-        self.counts[self.states[place]] -= 1
-        self.counts[state] += 1
-        self.states[place] = state
 
     def begin(self, number: int, worker: str) -> None:
         place = self.place(number)
         if place is not None and not self.over and self.states[place] in (WAITING, FAILED, RUNNING):
-            self.set(place, RUNNING)
+            self.states[place] = RUNNING
             self.by_worker.setdefault(worker, set()).add(place)
 
     def end(self, number: int, worker: str, state: str) -> bool:
@@ -62,32 +54,27 @@ class Chunks:
         if place is None:
             return False
         self.by_worker.get(worker, set()).discard(place)
-        before = self.states[place]
         if state == "done":
-            self.set(place, DONE)
-        elif before in (WAITING, RUNNING):  # it may wait again in the meantime, with the graph given up
-            self.set(place, FAILED if state == "failed" else WAITING)
+            self.states[place] = DONE
+        elif self.states[place] in (WAITING, RUNNING):  # it may wait again in the meantime, with the graph given up
+            self.states[place] = FAILED if state == "failed" else WAITING
         first = state == "done" and not self.counted[place]
         self.counted[place] |= first
-        return first
+        return bool(first)
 
     def lose(self, worker: str) -> int:
         """Chunks that a lost worker had under way wait again; how many they were."""
         lost = [place for place in self.by_worker.pop(worker, set()) if self.states[place] == RUNNING]
-        for place in lost:
-            self.set(place, WAITING)
+        self.states[lost] = WAITING
         return len(lost)
 
     def close(self, now: float, *, done: bool) -> None:
         """The driver has all results, or gave up: what it says counts, events may have been lost."""
         self.ended = now
         self.by_worker.clear()
-        array = np.frombuffer(self.states, np.uint8).copy()
-        array[array == RUNNING] = WAITING
+        self.states[self.states == RUNNING] = WAITING
         if done:
-            array[array != INHERITED] = DONE
-        self.states = bytearray(array.tobytes())
-        self.counts = np.bincount(array, minlength=len(STATES)).tolist()
+            self.states[self.states != INHERITED] = DONE
 
     def average(self, now: float) -> tuple[float, float]:
         """Rows and bytes per second since the tasks were given out."""
@@ -108,9 +95,8 @@ class Chunks:
 
     def _cells(self, cells: int) -> list[Any]:
         """A digit (the state) for a cell whose chunks are all alike, otherwise the five counts."""
-        states = np.frombuffer(self.states, np.uint8).astype(np.int64)
         cell = np.arange(self.total) * cells // self.total
-        table = np.bincount(cell * len(STATES) + states, minlength=cells * len(STATES)).reshape(cells, -1)
+        table = np.bincount(cell * len(STATES) + self.states, minlength=cells * len(STATES)).reshape(cells, -1)
         alike = table.max(axis=1) == table.sum(axis=1)
         main = table.argmax(axis=1)
         return [int(m) if a else row for m, a, row in zip(main, alike, table.tolist(), strict=True)]

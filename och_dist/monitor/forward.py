@@ -1,4 +1,4 @@
-"""From the driver to its scheduler: a job under observation, whose events travel beside the work in few messages."""
+"""From the driver to its scheduler: what a job says of itself travels beside the work, in few messages."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("och_dist")
 
-PAUSE = 0.2
-"""Seconds in which events are gathered before they are sent."""
-
+PAUSE = 0.2  # seconds in which events are gathered before they are sent
 QUEUE = 20_000
 LAST_SECONDS = 2.0
 TEXT = 500
@@ -37,7 +35,6 @@ class Forwarder:
         self.client = client
         self.lock = threading.Lock()
         self.sending = asyncio.Lock()
-        self.over = asyncio.Event()
         self.waiting: deque[list[Any]] = deque(maxlen=QUEUE)
         self.due = False
 
@@ -51,35 +48,24 @@ class Forwarder:
             if self.due:
                 return
             self.due = True
-        self.client.loop.add_callback(self._send_soon)
+        self.client.loop.add_callback(self.client.loop.call_later, PAUSE, self.send)
 
-    async def _send_soon(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.over.wait(), PAUSE)
+    async def send(self) -> None:
         with contextlib.suppress(Exception):
-            await self._send()
-
-    async def _send(self) -> None:
-        async with self.sending:
-            with self.lock:
-                batch, self.due = list(self.waiting), False
-                self.waiting.clear()
-            if batch:
-                now = time.monotonic()
-                aged = [[kind, facts, round(now - when, 3)] for kind, facts, when in batch]
-                message = {"driver": self.client.id, "sent": time.time(), "events": aged}
-                await self.client.scheduler.log_event(topic=events.TOPIC, msg=message)
-
-    async def _send_rest(self) -> None:
-        self.over.set()
-        await self._send()
+            async with self.sending:
+                with self.lock:
+                    batch, self.due = list(self.waiting), False
+                    self.waiting.clear()
+                if batch:
+                    now = time.monotonic()
+                    aged = [[kind, facts, round(now - when, 3)] for kind, facts, when in batch]
+                    message = {"driver": self.client.id, "sent": time.time(), "events": aged}
+                    await self.client.scheduler.log_event(topic=events.TOPIC, msg=message)
 
     def finish(self) -> None:
         """Send the rest, as long as the scheduler listens."""
-        if self.client.status != "running":
-            return
-        with contextlib.suppress(Exception):
-            sending = asyncio.run_coroutine_threadsafe(self._send_rest(), self.client.loop.asyncio_loop)
+        if self.client.status == "running":
+            sending = asyncio.run_coroutine_threadsafe(self.send(), self.client.loop.asyncio_loop)
             concurrent.futures.wait([sending], LAST_SECONDS)
             sending.cancel()
 

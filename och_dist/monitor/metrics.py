@@ -3,104 +3,98 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from distributed import WorkerPlugin
 from distributed.http.prometheus import PrometheusCollector
 
-from och_dist.cluster import TOTALS
+from och_dist import events
 
 Family = Any
+Totals = dict[str, dict[str, float]]
+Samples = Iterable[tuple[tuple[str, ...], float]]
 _served: dict[str, PrometheusCollector] = {}
-DIRECTIONS = ("read", "written")
 
 
-class SchedulerSeries(PrometheusCollector):
-    """What all jobs of this scheduler did together, and the chunks of the present one."""
+class OchSeries(PrometheusCollector):
+    """The series of one process, as Prometheus asks for them."""
+
+    prefix = "och"
 
     def __init__(self, server: Any) -> None:
         super().__init__(server)
-        self.subsystem = "och"
+        self.subsystem = self.prefix
+
+    def counter(self, name: str, words: str, labels: tuple[str, ...], samples: Samples) -> Family:
+        from prometheus_client.core import CounterMetricFamily
+
+        return self._filled(CounterMetricFamily(self.build_name(name), words, labels=labels), samples)
+
+    def gauge(self, name: str, words: str, labels: tuple[str, ...], samples: Samples) -> Family:
+        from prometheus_client.core import GaugeMetricFamily
+
+        return self._filled(GaugeMetricFamily(self.build_name(name), words, labels=labels), samples)
+
+    def _filled(self, family: Family, samples: Samples) -> Family:
+        for labels, value in samples:
+            family.add_metric(labels, value)
+        return family
+
+    def of_tasks(self, totals: Totals) -> Iterator[Family]:
+        """The series that scheduler and workers have in common."""
+        found = totals.items()
+        rows = [((task,), sums["rows"]) for task, sums in found]
+        nbytes = [((task, way), sums[way]) for task, sums in found for way in ("read", "written")]
+        seconds = [((task,), sums["seconds"]) for task, sums in found]
+        yield self.counter("rows", "Rows worked through", ("task",), rows)
+        yield self.counter("bytes", "Bytes of vectors read and of chunks written", ("task", "direction"), nbytes)
+        yield self.counter("task_seconds", "Seconds that tasks took", ("task",), seconds)
+
+
+class SchedulerSeries(OchSeries):
+    """What all jobs of this scheduler did together, and the chunks of the present one."""
 
     def collect(self) -> Iterator[Family]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
         plugin = self.server.plugins.get("och-monitor")
         if plugin is None:
             return
         state = plugin.state
-        counters, job = state.counters, state.job
-        yield from _task_families(self, dict(counters.tasks))
-        seconds = CounterMetricFamily(
-            self.build_name("stage_seconds"), "Seconds that finished stages took", labels=["stage"]
-        )
-        for stage, value in list(counters.stages.items()):
-            seconds.add_metric([stage], value)
-        yield seconds
-        yield CounterMetricFamily(
-            self.build_name("failures"), "Failed tasks, lost workers with work, failed jobs", value=counters.failures
-        )
-        yield CounterMetricFamily(self.build_name("queries"), "Queries answered", value=counters.queries)
-        chunks = GaugeMetricFamily(
-            self.build_name("chunks"), "Chunks of the tasks that were begun last, by state", labels=["state"]
-        )
-        for state_name, count in state.chunk_counts().items():
-            chunks.add_metric([state_name], count)
-        yield chunks
-        running = sum(known.status == "running" for known in state.jobs.values())
-        yield GaugeMetricFamily(self.build_name("jobs_running"), "Jobs that run now", value=running)
+        counters, job, totals = state.counters, state.job, state.counters.tasks.copy()
         step = job.step if job is not None else None
+        running = sum(known.status == "running" for known in state.jobs.values())
         ratio = step.done / step.total if step is not None and step.total else 0.0
-        yield GaugeMetricFamily(self.build_name("progress_ratio"), "Progress of the present step, 0 to 1", value=ratio)
+        done = [((task,), sums["done"]) for task, sums in totals.items()]
+        stages = [((stage,), seconds) for stage, seconds in list(counters.stages.items())]
+        chunks = [((name,), count) for name, count in state.chunk_counts().items()]
+        yield from self.of_tasks(totals)
+        yield self.counter("chunks_done", "Chunks finished", ("task",), done)
+        yield self.counter("stage_seconds", "Seconds that finished stages took", ("stage",), stages)
+        failures = "Failed tasks, lost workers with work, failed jobs"
+        yield self.counter("failures", failures, (), [((), counters.failures)])
+        yield self.counter("queries", "Queries answered", (), [((), counters.queries)])
+        yield self.gauge("chunks", "Chunks of the tasks that were begun last, by state", ("state",), chunks)
+        yield self.gauge("jobs_running", "Jobs that run now", (), [((), running)])
+        yield self.gauge("progress_ratio", "Progress of the present step, 0 to 1", (), [((), ratio)])
 
 
-class WorkerTaskSeries(PrometheusCollector):
+class WorkerTaskSeries(OchSeries):
     """What the tasks of this process did."""
 
-    def __init__(self, server: Any) -> None:
-        super().__init__(server)
-        self.subsystem = "och_worker"
+    prefix = "och_worker"
 
     def collect(self) -> Iterator[Family]:
-        from prometheus_client.core import CounterMetricFamily
-
-        totals = TOTALS.copy()
-        yield from _task_families(self, {key: value for key, value in totals.items() if key[1] not in OUTCOMES})
-        chunks = CounterMetricFamily(
-            self.build_name("chunks"), "Tasks that ended here, by how", labels=["task", "state"]
-        )
-        failures = 0.0
-        for (task, kind), value in totals.items():
-            if kind in OUTCOMES:
-                chunks.add_metric([task, kind], value)
-                failures += value if kind != "done" else 0
-        yield chunks
-        yield CounterMetricFamily(self.build_name("failures"), "Tasks that failed here", value=failures)
-
-
-OUTCOMES = ("done", "failed", "retry")
-
-
-def _task_families(collector: PrometheusCollector, totals: dict[tuple[str, str], float]) -> Iterator[Family]:
-    from prometheus_client.core import CounterMetricFamily
-
-    rows = CounterMetricFamily(collector.build_name("rows"), "Rows worked through", labels=["task"])
-    nbytes = CounterMetricFamily(
-        collector.build_name("bytes"), "Bytes of vectors read and of chunks written", labels=["task", "direction"]
-    )
-    seconds = CounterMetricFamily(collector.build_name("task_seconds"), "Seconds that tasks took", labels=["task"])
-    done = CounterMetricFamily(collector.build_name("chunks_done"), "Chunks finished", labels=["task"])
-    for (task, kind), value in totals.items():
-        if kind == "rows":
-            rows.add_metric([task], value)
-        elif kind in DIRECTIONS:
-            nbytes.add_metric([task, kind], value)
-        elif kind == "seconds":
-            seconds.add_metric([task], value)
-        elif kind == "chunks":
-            done.add_metric([task], value)
-    yield from (rows, nbytes, seconds, done) if collector.subsystem == "och" else (rows, nbytes, seconds)
+        totals = events.TOTALS.copy()
+        ends = [
+            ((task, state), sums[state])
+            for task, sums in totals.items()
+            for state in ("done", "failed", "retry")
+            if state in sums
+        ]
+        failures = sum(count for (_, state), count in ends if state != "done")
+        yield from self.of_tasks(totals)
+        yield self.counter("chunks", "Tasks that ended here, by how", ("task", "state"), ends)
+        yield self.counter("failures", "Tasks that failed here", (), [((), failures)])
 
 
 def serve_scheduler_series(server: Any) -> None:

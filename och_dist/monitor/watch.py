@@ -33,7 +33,9 @@ def show_scheduler(options: ClusterOptions, *, watch: bool, as_json: bool, about
             print(json.dumps({**(about or {}), "scheduler": read(client)}), flush=True)
         elif not watch:
             console = _console()
-            console.print(render(read(client), console.width))
+            with console.capture() as drawn:  # rich itself would end the process when nobody reads
+                console.print(render(read(client), console.width))
+            print(drawn.get(), end="", flush=True)
         if watch:
             with contextlib.suppress(KeyboardInterrupt):  # the way to end it
                 _watch(client, as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import logging
@@ -22,6 +23,7 @@ from och_dist.cli import cli
 from och_dist.cli.options import configure_logging
 from och_dist.search import stage as search_stage
 from och_dist.sources.queries import open_queries
+from och_dist.stop import reader_is_gone
 from och_dist.store import results as neighbors
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import open_version
@@ -421,3 +423,31 @@ def test_accidents_outside_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
         monkeypatch.setattr("och_dist.upkeep.status", fail)
         refused(code, f"{text} .*run the same command again", "status", tmp_path)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_without_threads_are_refused(workers: int) -> None:
+    refused(2, "--threads 0; give each worker 1 thread", "verify", "x", "--workers", workers, "--threads", 0)
+
+
+@pytest.mark.parametrize("words", [("status", "{index}", "--json"), ("inspect", "{index}"), ("settings",)])
+def test_a_reader_that_goes_away_is_no_failure(words: tuple[str, ...], reports: Any, place: Path) -> None:
+    """As with 'och status --json | head -0': quiet, and with the code of a program that SIGPIPE ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as closed:
+        ended = subprocess.run(
+            [sys.executable, "-m", "och_dist.cli", *(word.format(index=place / "index") for word in words)],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 128 + signal.SIGPIPE
+    assert "Traceback" not in ended.stderr
+    assert "och: " not in ended.stderr
+
+
+def test_a_lost_connection_is_not_taken_for_a_reader_that_goes_away() -> None:
+    assert not reader_is_gone(BrokenPipeError(errno.EPIPE, "the scheduler"))

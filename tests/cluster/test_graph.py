@@ -21,7 +21,7 @@ from och_dist.cluster import outcome
 from och_dist.cluster import tasks as graph
 from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.cluster.tasks import map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
-from och_dist.stop import Listener
+from och_dist.stop import Stop
 from tests.support import cluster_tasks as work
 from tests.support.cluster_help import Separate, wait_until
 from tests.support.cluster_tasks import Attempt
@@ -274,7 +274,7 @@ def raise_with_a_block(task: int, shared: Any = None) -> int:
 def test_kept_errors_do_not_keep_the_data_of_their_tasks() -> None:
     Block.alive = 0
     most = 0
-    for _, found in graph._map_here(raise_with_a_block, range(5), Listener(None)):
+    for _, found in graph._map_here(raise_with_a_block, range(5), Stop()):
         most = max(most, Block.alive)
         assert isinstance(found, outcome.Failure)
         assert "raise_with_a_block" in str(found.error.__traceback__.tb_next.tb_frame.f_code)  # type: ignore[union-attr]

@@ -106,8 +106,11 @@ def test_work_that_cannot_fit_is_refused(client: Any) -> None:
         ({"scheduler": "tcp://127.0.0.1:1", "workers": 0}, "--workers 0 and --scheduler exclude each other"),
         ({"scheduler": "tcp://127.0.0.1:1", "threads": 2}, "--threads 2 and --scheduler exclude each other"),
         ({"scheduler": "tcp://127.0.0.1:1", "memory_limit": "2GB"}, "--memory-limit 2GB and --scheduler exclude"),
-        ({"workers": -1}, "at least one of each"),
-        ({"workers": 1, "threads": 0}, "at least one of each"),
+        ({"workers": -1}, "--workers -1; give a number of processes, or 0 to work in this process"),
+        ({"workers": 1, "threads": 0}, "--threads 0; give each worker 1 thread or more, or use --workers 0"),
+        ({"workers": 0, "threads": 0}, "--threads 0; give each worker 1 thread or more"),
+        ({"threads": -3}, "--threads -3; give each worker 1 thread or more"),
+        ({"grace": -1.0}, "--grace -1.0; give a number of seconds, 0 or more"),
         ({"workers": 1, "memory_limit": "lots"}, "--memory-limit lots"),
     ],
 )

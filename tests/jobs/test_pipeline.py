@@ -166,6 +166,7 @@ def test_settings(job: Path) -> None:
         ("learn.bit=3", "stage learn has unknown keys bit; known are bits"),
         ("rows=many", "stage generate: rows='many'; expected int"),
         ("cluster.worker=3", r"\[cluster\] has unknown keys worker"),
+        ("cluster.threads=0", "--threads 0; give each worker 1 thread or more"),
         ("cluster.workers=many", r"\[cluster\] workers='many'; expected"),
         ("learn.bits={learn.model}", r"stage learn, bits: \{learn.model\} is neither"),
         ("encode.model={learn.bits}x{gone}", r"\{gone\} is neither"),
