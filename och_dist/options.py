@@ -1,0 +1,199 @@
+"""The options of stages. Each is declared once, in the signature of its stage:
+
+    chunk_rows: Annotated[int, Option("Rows per chunk of codes.", at_least=1)] = 65_536
+
+The command line, the keys of pipeline files, the checks of a call and the tables of ``docs/options.md`` follow from it.
+A stage's signature uses literals and names of this module only, so that it can be read without importing the stage:
+that would take a second or two, for ``och COMMAND --help`` and for checking a pipeline file.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from och_dist.errors import UsageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PACKAGE = Path(__file__).parent
+BROUGHT = ("context", "connect")  # parameters of a stage that its caller brings, and no user
+REQUIRED = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a declaration says beside name, type and default.
+
+    ``flags`` are those of the command line where they are not made of the name, such as ``-o --output``. ``commas``:
+    there a list is one text, such as 32,64.
+    """
+
+    sentence: str = ""
+    flags: str = ""
+    metavar: str | None = None
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    commas: bool = False
+
+    @property
+    def range(self) -> str:
+        """'at least 1', 'a number above 0 and at most 1', or nothing."""
+        limits = {"at least": self.at_least, "a number above": self.above, "at most": self.at_most}
+        return " and ".join(f"{words} {limit}" for words, limit in limits.items() if limit is not None)
+
+    def holds(self, value: Any) -> bool:
+        """Whether a number is in the range; NaN is in none."""
+        return bool(
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+        )
+
+
+# Options that more than one stage has.
+ChunkRows = Annotated[int | None, Option("Rows per stored chunk [default: about 32 MiB].", at_least=1)]
+Codec = Annotated[Literal["none", "lz4", "zstd"], Option("Compression of the chunks; crc32c is always added.")]
+ExpectModel = Annotated[
+    str | None,
+    Option("Refuse another model than this one: its address, as 'och train' printed it.", metavar="sha256:DIGITS"),
+]
+IdColumn = Annotated[str | None, Option("Column of parquet vectors that holds the ids of the rows.", metavar="NAME")]
+Method = Annotated[str, Option("The hashing method.")]
+Bits = Annotated[int, Option("Bits of a code.")]
+NonFinite = Annotated[Literal["error", "drop"], Option("What to do with rows that hold NaN or infinity.")]
+QueryDataset = Annotated[str | None, Option("Dataset, column or variable of the query file.")]
+Seed = Annotated[int, Option("The same seed gives the same result.")]
+VectorDataset = Annotated[str | None, Option("HDF5 dataset, parquet column or MATLAB variable to read.")]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A parameter as a signature has it; one without an option is an argument of the command line."""
+
+    name: str
+    type: Any
+    default: Any
+    option: Option | None
+
+    @classmethod
+    def of(cls, name: str, annotation: Any, default: Any) -> Declared:
+        option = None
+        if get_origin(annotation) is Annotated:
+            annotation, option = get_args(annotation)[:2]
+        return cls(name, annotation, default, option)
+
+    @property
+    def required(self) -> bool:
+        return self.default is REQUIRED
+
+    @property
+    def kind(self) -> Any:
+        """The type without None and, for a list, without the text that may stand for it."""
+        kinds = [kind for kind in _alternatives(self.type) if kind is not types.NoneType]
+        return next((kind for kind in kinds if get_origin(kind) is not None), kinds[0])
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    def check_type(self, value: Any, where: str) -> None:
+        if not _fits(value, self.type):
+            raise UsageError(f"{where}{self.name}={value!r}; expected {_type_name(self.type)}")
+
+    def check_range(self, value: Any, where: str = "") -> None:
+        """Numbers in their range, words among their choices; of a list each."""
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if self.choices and item is not None and item not in self.choices:
+                raise UsageError(f"{where}{self.name}={item!r}; use one of {', '.join(map(str, self.choices))}")
+            if self.option and isinstance(item, numbers.Real) and not self.option.holds(item):
+                raise UsageError(f"{where}{self.name}={item}; use {self.option.range}")
+
+
+@functools.cache
+def declared(place: Callable[..., Any]) -> dict[str, Declared]:
+    """The parameters of a function or of a dataclass."""
+    parameters = inspect.signature(place, eval_str=True).parameters.values()
+    return {item.name: Declared.of(item.name, item.annotation, item.default) for item in parameters}
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse options out of their range, whoever calls: the command line, a pipeline or Python."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        known = declared(function)
+        for name, value in options.items():
+            if name in known:
+                known[name].check_range(value)
+        return function(*args, **options)
+
+    return call
+
+
+@functools.cache
+def read_declared(place: str) -> dict[str, Declared]:
+    """The parameters of ``room:name``, a function or a dataclass, from its source text, without importing it."""
+    import ast
+
+    room, _, name = place.partition(":")
+    door = ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8")).body
+    module = next(
+        str(node.module) for node in door if isinstance(node, ast.ImportFrom) and name in [n.name for n in node.names]
+    )
+    text = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    found = next(node for node in ast.parse(text).body if getattr(node, "name", None) == name)
+    if isinstance(found, ast.FunctionDef):
+        names = [*found.args.args, *found.args.kwonlyargs]
+        defaults = [*found.args.defaults, *found.args.kw_defaults]
+        parts = [(a.arg, a.annotation, d) for a, d in zip(names, [None] * (len(names) - len(defaults)) + defaults)]
+    else:
+        fields = [node for node in getattr(found, "body", ()) if isinstance(node, ast.AnnAssign)]
+        parts = [(ast.unparse(field.target), field.annotation, field.value) for field in fields]
+
+    def value(node: ast.expr | None, missing: Any) -> Any:
+        return missing if node is None else eval(compile(ast.Expression(node), module, "eval"), globals())
+
+    return {
+        label: Declared.of(label, Any if label in BROUGHT else value(annotation, Any), value(default, REQUIRED))
+        for label, annotation, default in parts
+    }
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin = get_origin(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(hint))
+    if origin is Literal:
+        return value in get_args(hint)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, dict)
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        return isinstance(value, str) or (
+            isinstance(value, list | tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
+        )
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _type_name(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(hint)))
+    return str(getattr(hint, "__name__", hint)) if get_origin(hint) is None else str(hint).replace("typing.", "")
