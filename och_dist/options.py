@@ -3,12 +3,14 @@
     chunk_rows: Annotated[int, Option("Rows per chunk of codes.", at_least=1)] = 65_536
 
 The command line, the keys of pipeline files, the checks of a call and the tables of ``docs/options.md`` follow from it.
-A stage's signature uses literals and names of this module only, so that it can be read without importing the stage:
-that would take a second or two, for ``och COMMAND --help`` and for checking a pipeline file.
+A signature is read from its source text where the stage itself is not needed, for ``och COMMAND --help`` and to check a
+pipeline file: importing a stage takes a second or two.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import functools
 import inspect
 import numbers
@@ -16,7 +18,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
 
 from och_dist.errors import UsageError
 
@@ -59,20 +61,17 @@ class Option:
         )
 
 
-# Options that more than one stage has.
-ChunkRows = Annotated[int | None, Option("Rows per stored chunk [default: about 32 MiB].", at_least=1)]
-Codec = Annotated[Literal["none", "lz4", "zstd"], Option("Compression of the chunks; crc32c is always added.")]
+# What more than one stage has.
 ExpectModel = Annotated[
     str | None,
     Option("Refuse another model than this one: its address, as 'och train' printed it.", metavar="sha256:DIGITS"),
 ]
-IdColumn = Annotated[str | None, Option("Column of parquet vectors that holds the ids of the rows.", metavar="NAME")]
-Method = Annotated[str, Option("The hashing method.")]
-Bits = Annotated[int, Option("Bits of a code.")]
-NonFinite = Annotated[Literal["error", "drop"], Option("What to do with rows that hold NaN or infinity.")]
+Jobs = Annotated[Sequence[str], Option("Finished jobs, as 'encode' reports them.")]
 QueryDataset = Annotated[str | None, Option("Dataset, column or variable of the query file.")]
 Seed = Annotated[int, Option("The same seed gives the same result.")]
-VectorDataset = Annotated[str | None, Option("HDF5 dataset, parquet column or MATLAB variable to read.")]
+ResultFile = Option("Write to FILE (.zarr, .npz, .parquet or .jsonl).", flags="-o --output", metavar="FILE")
+ROWS = "such as 5,10-20 (10 and 20 included), or @FILE (.npy of numbers or a mask, or a text file)"
+IDS = "such as a17,b4, or @FILE (.npy, or .txt with one id a line)"
 
 
 @dataclass(frozen=True)
@@ -142,30 +141,55 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 @functools.cache
 def read_declared(place: str) -> dict[str, Declared]:
     """The parameters of ``room:name``, a function or a dataclass, from its source text, without importing it."""
-    import ast
-
     room, _, name = place.partition(":")
-    door = ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8")).body
-    module = next(
-        str(node.module) for node in door if isinstance(node, ast.ImportFrom) and name in [n.name for n in node.names]
-    )
-    text = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
-    found = next(node for node in ast.parse(text).body if getattr(node, "name", None) == name)
+    module, found = _find(f"och_dist.{room}", name)
     if isinstance(found, ast.FunctionDef):
-        names = [*found.args.args, *found.args.kwonlyargs]
-        defaults = [*found.args.defaults, *found.args.kw_defaults]
-        parts = [(a.arg, a.annotation, d) for a, d in zip(names, [None] * (len(names) - len(defaults)) + defaults)]
+        args = [*found.args.args, *found.args.kwonlyargs]
+        parts = [(arg.arg, arg.annotation) for arg in args]
+        values: list[ast.expr | None] = [*found.args.defaults, *found.args.kw_defaults]
+        values[:0] = [None] * (len(args) - len(values))
     else:
         fields = [node for node in getattr(found, "body", ()) if isinstance(node, ast.AnnAssign)]
-        parts = [(ast.unparse(field.target), field.annotation, field.value) for field in fields]
-
-    def value(node: ast.expr | None, missing: Any) -> Any:
-        return missing if node is None else eval(compile(ast.Expression(node), module, "eval"), globals())
-
+        parts, values = [(ast.unparse(field.target), field.annotation) for field in fields], [f.value for f in fields]
+    names = _Names(module)
     return {
-        label: Declared.of(label, Any if label in BROUGHT else value(annotation, Any), value(default, REQUIRED))
-        for label, annotation, default in parts
+        label: Declared.of(
+            label,
+            Any if annotation is None or label in BROUGHT else names.value(annotation),
+            REQUIRED if default is None else names.value(default),
+        )
+        for (label, annotation), default in zip(parts, values, strict=True)
     }
+
+
+def _find(module: str, name: str) -> tuple[str, ast.AST]:
+    """Where a name of a module is defined, past all imports, and the syntax of its definition."""
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and name in {alias.name for alias in node.names}:
+            return _find(str(node.module), name)
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if getattr(node, "name", None) == name or name in {getattr(target, "id", None) for target in targets}:
+            return module, getattr(node, "value", node)
+    raise KeyError(name)
+
+
+class _Names(dict[str, Any]):
+    """The names that a signature uses: those of this module, or else as the signature's module defines them."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__(globals())
+        self.module = module
+
+    def __missing__(self, name: str) -> Any:
+        if hasattr(builtins, name):
+            raise KeyError(name)
+        module, found = _find(self.module, name)
+        return _Names(module).value(found)
+
+    def value(self, node: ast.AST) -> Any:
+        return eval(compile(ast.Expression(cast(ast.expr, node)), self.module, "eval"), {}, self)
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from och_dist.catalog import COMMANDS, STAGES
+
 PACKAGE = Path(__file__).parent.parent / "och_dist"
 
 # A room: a folder, or a module of the top level. Order is the order of imports; the outside packages it may use.
@@ -19,6 +21,8 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "stop": set(),
     "events": set(),
+    "options": set(),
+    "catalog": set(),
     "settings": {"dask", "distributed"},
     "logs": {"distributed"},
     "kernels": {"numpy", "scipy", "numba", "llvmlite"},
@@ -43,8 +47,11 @@ ROOMS: dict[str, set[str]] = {
 ORDER = list(ROOMS)
 
 # Rooms of things that users ask for do not know each other, but for these.
-STAGES = ("ingest", "train", "encode", "search", "evaluate", "upkeep")
+USES = ("ingest", "train", "encode", "search", "evaluate", "upkeep")
 KNOWS = {"evaluate": {"train", "search"}, "upkeep": {"encode", "search"}}
+
+# Stages that the catalogue names are used by the command line and by pipelines.
+CATALOGUE = {tuple(stage.place.split(":")) for stage in [*STAGES.values(), *COMMANDS.values()]}
 
 # Rooms without a door: each file stands alone and is imported by its name. One door would load them all.
 OPEN = ("kernels", "methods")
@@ -89,7 +96,7 @@ def test_a_room_knows_only_the_rooms_before_it_and_comes_in_by_the_door(path: Pa
         top, other = imported.split(".")[0], room_of(imported)
         if top == "och_dist" and other and other != room:
             assert ORDER.index(other) < ORDER.index(room), f"{module} imports {imported}, a room after its own"
-            if room in STAGES and other in STAGES:
+            if room in USES and other in USES:
                 assert other in KNOWS.get(room, ()), f"{module} imports {imported}: {room} does not know {other}"
             assert other in OPEN or imported.count(".") == 1 or room == "worker", (
                 f"{module} imports {imported}: not by the door"
@@ -121,6 +128,7 @@ def test_a_door_says_what_others_may_use(folder: str) -> None:
         if folder == "cli"
         else set()
     )
+    used |= {name for room, name in CATALOGUE if room == folder}
     assert used <= names <= used | public, f"missing: {used - names}; nobody uses: {names - used - public}"
 
 

@@ -13,6 +13,7 @@ from och_dist.encode.publication import (
     not_held,
     ones_spec,
     publish,
+    publish_new,
 )
 from och_dist.encode.stage import encode
 
@@ -28,4 +29,5 @@ __all__ = [
     "not_held",
     "ones_spec",
     "publish",
+    "publish_new",
 ]

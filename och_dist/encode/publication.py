@@ -7,13 +7,14 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from och_dist.cluster import map_tasks
 from och_dist.errors import ConflictError, IncompleteError, IntegrityError, UsageError
 from och_dist.kernels.packing import count_ones
+from och_dist.options import Jobs, Option, checked
 from och_dist.stage import Context, Report, Stopwatch
 from och_dist.store import (
     ArraySpec,
@@ -117,7 +118,14 @@ def chunk_and_remedy(objects: Objects, job: Job, chunk: int) -> tuple[str, str]:
     return f"chunk {chunk} of job {job.id} in {objects.url}", remedy
 
 
-def publish(index: str, job_id: str, *, corpus: str, context: Context | None = None) -> Report:
+@checked
+def publish(
+    index: str,
+    job_id: str,
+    *,
+    corpus: Annotated[str, Option("The corpus that the job encoded.")],
+    context: Context | None = None,
+) -> Report:
     """Publish a finished job by its id; publishing it again changes nothing."""
     watch, context = Stopwatch("publish"), context or Context()
     objects = open_objects(index)
@@ -139,7 +147,8 @@ def publish(index: str, job_id: str, *, corpus: str, context: Context | None = N
     )
 
 
-def publish_new(index: str, corpus: str, *, jobs: Sequence[str], context: Context | None = None) -> Report:
+@checked
+def publish_new(index: str, corpus: str, *, jobs: Jobs, context: Context | None = None) -> Report:
     """Publish finished jobs of adjoining rows, as 'encode' reported them, in one version; none is nothing to do."""
     watch, context = Stopwatch("publish"), context or Context()
     found, before = named_jobs(open_objects(index), jobs), find_index(index)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from och_dist import events
 from och_dist.cluster import map_tasks
 from och_dist.encode.publication import publish_jobs
-from och_dist.errors import BadInputError, ConflictError, UsageError
+from och_dist.errors import BadInputError, ConflictError
 from och_dist.kernels.packing import count_ones
+from och_dist.options import ExpectModel, Option, checked
 from och_dist.stage import Context, Report, Stopwatch, require_room
 from och_dist.store import (
     CHUNK_ROWS,
@@ -61,23 +63,19 @@ def encode_chunk(task: EncodeChunk) -> int:
     return stop - start
 
 
+@checked
 def encode(
     corpus: str,
     index: str,
     *,
-    model: str,
-    chunk_rows: int = CHUNK_ROWS,
-    publish: bool = True,
-    expect_model: str | None = None,
+    model: Annotated[str, Option("The model folder that 'och train' printed.", metavar="PATH")],
+    chunk_rows: Annotated[int, Option("Rows per chunk of codes.", at_least=1)] = CHUNK_ROWS,
+    publish: Annotated[bool, Option("Make the result visible at the end.")] = True,
+    expect_model: ExpectModel = None,
     context: Context | None = None,
 ) -> Report:
-    """Encode every row of ``corpus`` that the newest version of ``index`` does not hold under ``model``.
-
-    A model other than ``expect_model`` (``sha256:`` and its address) is refused.
-    """
+    """Encode every row of ``corpus`` that the newest version of ``index`` does not hold under ``model``."""
     watch, context = Stopwatch("encode"), context or Context()
-    if chunk_rows < 1:
-        raise UsageError(f"chunk_rows={chunk_rows}; use at least 1")
     check_expected(split_model_path(model)[1], expect_model)
     opened, objects = open_corpus(corpus), open_objects(index)
     current, new_rows = find_index(index), 0  # first: nothing is put into a folder that holds something else

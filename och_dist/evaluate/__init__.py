@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from och_dist.evaluate.comparison import compare
 from och_dist.evaluate.exact_truth import truth
+from och_dist.evaluate.quality import measure_quality
 from och_dist.evaluate.stage import evaluate
 
 __all__ = [
     "compare",
     "evaluate",
+    "measure_quality",
     "truth",
 ]

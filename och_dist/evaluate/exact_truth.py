@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Annotated, Any
 
 from och_dist.errors import UsageError
 from och_dist.evaluate.exact import exact_neighbors, piece_size
+from och_dist.options import Option, QueryDataset, ResultFile, checked
 from och_dist.sources import open_queries
 from och_dist.stage import Context, Report, Stopwatch, require_room
 from och_dist.store import canonical, check_output, open_corpus, read_about, save_neighbors, sha256
 
 
+@checked
 def truth(
     corpus: str,
     queries: Any,
-    output: str,
+    output: Annotated[str, ResultFile],
     *,
-    k: int | None = None,
-    fraction: float | None = None,
-    dataset: str | None = None,
+    k: Annotated[int | None, Option("Neighbours per query.", flags="-k", at_least=1)] = None,
+    fraction: Annotated[
+        float | None, Option("Share of the corpus that counts as neighbours, such as 0.02.", above=0, at_most=1)
+    ] = None,
+    dataset: QueryDataset = None,
     context: Context | None = None,
 ) -> Report:
     """Write the ``k`` (or the nearest ``fraction`` of the corpus) exact neighbours of every query."""
@@ -53,12 +57,8 @@ def truth(
 
 
 def _resolve_k(rows: int, k: int | None, fraction: float | None) -> int:
-    if (k is None) == (fraction is None):
-        raise UsageError(f"k={k}, fraction={fraction}; give exactly one of -k and --fraction")
-    if k is not None:
-        if k < 1:
-            raise UsageError(f"k={k}; use at least 1")
+    if k is not None and fraction is None:
         return k
-    if fraction is None or not 0 < fraction <= 1:
-        raise UsageError(f"fraction={fraction}; use a share of the corpus above 0 and up to 1, such as 0.02")
-    return max(1, int(fraction * rows))
+    if fraction is not None and k is None:
+        return max(1, int(fraction * rows))
+    raise UsageError(f"k={k}, fraction={fraction}; give exactly one of -k and --fraction")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from och_dist.errors import UsageError
 from och_dist.evaluate.exact_truth import truth
 from och_dist.evaluate.stage import evaluate
+from och_dist.options import Option, QueryDataset, checked
 from och_dist.stage import Context, Report, Stopwatch
 from och_dist.store import find_index
 
 
-def quality(
+@checked
+def measure_quality(
     corpus: str,
     index: str,
     queries: str,
     folder: str,
     *,
-    k: int = 100,
-    dataset: str | None = None,
+    k: Annotated[int, Option("True neighbours of a query.", at_least=1)] = 100,
+    dataset: QueryDataset = None,
     context: Context | None = None,
 ) -> Report:
     """Evaluate ``index`` on ``queries``; truth and figures are kept in ``folder``, and made anew for a new version.

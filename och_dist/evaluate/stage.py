@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from och_dist.errors import BadInputError
 from och_dist.kernels.hamming import count_rows, hamming_histogram, lay_out
 from och_dist.kernels.packing import code_words
 from och_dist.kernels.ranking import evaluate_histograms
+from och_dist.options import ExpectModel, Option, QueryDataset, checked
 from och_dist.search import Searcher, check_truth, open_index, partitions_of
 from och_dist.sources import Queries, open_queries
 from och_dist.stage import Context, Report, Stopwatch
@@ -100,18 +101,21 @@ def plan_counts(index: Index, truth: StoredNeighbors, threads: int, memory: int)
     ]
 
 
+@checked
 def evaluate(
     index: str,
     queries: Any,
-    truth: str,
+    truth: Annotated[str, Option("The .zarr that 'och truth' wrote.", metavar="DIR")],
     *,
-    output: str | None = None,
-    dataset: str | None = None,
-    version: int | None = None,
-    expect_model: str | None = None,
+    output: Annotated[
+        str | None, Option("Also write the figures to FILE (JSON).", flags="-o --output", metavar="FILE")
+    ] = None,
+    dataset: QueryDataset = None,
+    version: Annotated[int | None, Option("Evaluate this version of the index [default: the newest].")] = None,
+    expect_model: ExpectModel = None,
     context: Context | None = None,
 ) -> Report:
-    """mAP, pooled PR area, precision and recall of an index against exact neighbours; also as JSON in ``output``."""
+    """mAP, pooled PR area, precision and recall of an index against exact neighbours."""
     watch, context = Stopwatch("evaluate"), context or Context()
     searcher = open_index(index, version=version, expect_model=expect_model)
     opened = open_queries(queries, dataset=dataset)

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from och_dist.ingest.stage import default_chunk_rows, generate, ingest, known_sources, new_sources, vector_bytes
+from och_dist.ingest.fetch import fetch_archive
+from och_dist.ingest.stage import (
+    collect,
+    default_chunk_rows,
+    generate,
+    ingest,
+    known_sources,
+    new_sources,
+    vector_bytes,
+)
 
 __all__ = [
+    "collect",
     "default_chunk_rows",
+    "fetch_archive",
     "generate",
     "ingest",
     "known_sources",

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+from och_dist.options import Option, checked
 from och_dist.sources import extract, fetch
 from och_dist.stage import Context, Report, Stopwatch
 
 
+@checked
 def fetch_archive(
     source: str,
     folder: str,
     *,
-    members: Sequence[str],
-    expected_bytes: int | None = None,
+    members: Annotated[Sequence[str], Option("The members to unpack.")],
+    expected_bytes: Annotated[int | None, Option("Size of the archive, for the progress shown.", at_least=0)] = None,
     context: Context | None = None,
 ) -> Report:
     """Download ``source`` (or take a local archive) and unpack ``members`` into ``folder``."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from och_dist.cluster import check_memory
 from och_dist.errors import BadInputError, ConflictError, UsageError
 from och_dist.ingest.chunks import LISTED_ROWS, NewSegment, find_nonfinite, store_chunks
 from och_dist.ingest.unique_ids import check_unique, id_layout
+from och_dist.options import Option, checked
 from och_dist.sources import (
     EXTENSIONS,
     GeneratedRows,
@@ -28,7 +29,6 @@ from och_dist.sources import (
 )
 from och_dist.stage import Context, Report, Stopwatch, logger
 from och_dist.store import (
-    CODECS,
     ArraySpec,
     Codec,
     Corpus,
@@ -45,26 +45,34 @@ CHUNK_BYTES = 32 << 20
 MAX_CHUNKS = 1 << 22  # 128 TiB in chunks of the default size
 HIDDEN = (".", "_", "~")
 
+VectorDataset = Annotated[str | None, Option("HDF5 dataset, parquet column or MATLAB variable to read.")]
+ChunkRows = Annotated[int | None, Option("Rows per stored chunk [default: about 32 MiB].", at_least=1)]
+ChunkCodec = Annotated[Codec, Option("Compression of the chunks; crc32c is always added.")]
+NonFinite = Annotated[Literal["error", "drop"], Option("What to do with rows that hold NaN or infinity.")]
+IdColumn = Annotated[str | None, Option("Column of parquet vectors that holds the ids of the rows.", metavar="NAME")]
 
+
+@checked
 def ingest(
     sources: Sequence[str],
     corpus: str,
     *,
-    append: bool = False,
-    dataset: str | None = None,
-    chunk_rows: int | None = None,
-    codec: Codec = "none",
-    nonfinite: Literal["error", "drop"] = "error",
-    ids: Sequence[str] | None = None,
-    id_column: str | None = None,
+    append: Annotated[bool, Option("Add to an existing corpus; files it already holds are not taken twice.")] = False,
+    dataset: VectorDataset = None,
+    chunk_rows: ChunkRows = None,
+    codec: ChunkCodec = "none",
+    nonfinite: NonFinite = "error",
+    ids: Annotated[
+        Sequence[str] | None,
+        Option(
+            "Ids of the rows (.npy, or .txt with one id a line): one file for each file of vectors, in the same order.",
+            metavar="FILE",
+        ),
+    ] = None,
+    id_column: IdColumn = None,
     context: Context | None = None,
 ) -> Report:
-    """Bring files into ``corpus``; files it already holds are not taken twice.
-
-    ``ids`` names a file of ids for each file of vectors, ``id_column`` a column of parquet files.
-    """
-    if nonfinite not in ("error", "drop"):
-        raise UsageError(f"nonfinite={nonfinite!r}; use 'error' or 'drop'")
+    """Bring files into ``corpus``; files it already holds are not taken twice."""
     watch = Stopwatch("ingest")
     files = open_files(sources, dataset=dataset, ids=ids, id_column=id_column)
     _check_copies(files)
@@ -80,23 +88,20 @@ def ingest(
     )
 
 
+@checked
 def generate(
     corpus: str,
     *,
-    rows: int = 100_000,
-    dim: int = 960,
-    seed: int = 0,
-    first_row: int = 0,
-    append: bool = False,
-    chunk_rows: int | None = None,
-    codec: Codec = "none",
+    rows: Annotated[int, Option("Rows to make.", at_least=1)] = 100_000,
+    dim: Annotated[int, Option("Values of a row.", at_least=1)] = 960,
+    seed: Annotated[int, Option("The same seed makes the same rows.", at_least=0)] = 0,
+    first_row: Annotated[int, Option("Number of the first row in the endless set.", at_least=0)] = 0,
+    append: Annotated[bool, Option("Add to an existing corpus.")] = False,
+    chunk_rows: ChunkRows = None,
+    codec: ChunkCodec = "none",
     context: Context | None = None,
 ) -> Report:
     """Make a GIST-like corpus: row i is a function of (seed, dim, first_row + i) alone."""
-    if rows < 1 or dim < 1 or first_row < 0 or seed < 0:
-        raise UsageError(
-            f"rows={rows}, dim={dim}, first_row={first_row}, seed={seed}; rows and dim start at 1, seed at 0"
-        )
     watch = Stopwatch("generate")
     source = GeneratedRows(rows, dim, seed, first_row)
     parent = find_corpus(corpus)
@@ -106,15 +111,16 @@ def generate(
     return _store(watch, corpus, source, chunk_rows=chunk_rows, codec=codec, drop=False, context=context or Context())
 
 
+@checked
 def collect(
     inbox: str,
     corpus: str,
     *,
-    dataset: str | None = None,
-    chunk_rows: int | None = None,
-    codec: Codec = "none",
-    nonfinite: Literal["error", "drop"] = "error",
-    id_column: str | None = None,
+    dataset: VectorDataset = None,
+    chunk_rows: ChunkRows = None,
+    codec: ChunkCodec = "none",
+    nonfinite: NonFinite = "error",
+    id_column: IdColumn = None,
     context: Context | None = None,
 ) -> Report:
     """Bring the files of ``inbox``, a folder or a glob, that ``corpus`` does not hold yet into it.
@@ -158,7 +164,7 @@ def _store(
 ) -> Report:
     """Write the rows as a new segment and publish it."""
     parent = find_corpus(url)
-    _check_fits(parent, source, codec, chunk_rows)
+    _check_fits(parent, source)
     open_objects(url).require_put_if_absent()
     bad = find_nonfinite(source, context) if drop else np.empty(0, np.int64)
     new = _plan_segment(url, parent, source, bad, chunk_rows, codec, context)
@@ -332,11 +338,7 @@ def _check_kind(parent: Corpus | None, kind: str | None) -> None:
         )
 
 
-def _check_fits(parent: Corpus | None, source: RowSource, codec: Codec, chunk_rows: int | None) -> None:
-    if codec not in CODECS:
-        raise UsageError(f"codec {codec!r} is not known; use one of {', '.join(CODECS)}")
-    if chunk_rows is not None and chunk_rows < 1:
-        raise UsageError(f"chunk_rows={chunk_rows}; use at least 1")
+def _check_fits(parent: Corpus | None, source: RowSource) -> None:
     if parent and (parent.dim, parent.dtype) != (source.dim, source.dtype):
         raise BadInputError(
             f"the new rows are {source.dim}-d {source.dtype}, the corpus {parent.url} is {parent.dim}-d "

@@ -36,9 +36,9 @@ STAGES = {
     "tables": "och_dist.search.bucket_tables:build_tables",
     "collect": "och_dist.ingest.stage:collect",
     "model": "och_dist.train.drift_gate:renew",
-    "check": "och_dist.upkeep.job_check:check",
+    "check": "och_dist.upkeep.job_check:check_jobs",
     "publish": "och_dist.encode.publication:publish_new",
-    "quality": "och_dist.evaluate.quality:quality",
+    "quality": "och_dist.evaluate.quality:measure_quality",
     "gc": "och_dist.upkeep.housekeeping:gc",
 }
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")

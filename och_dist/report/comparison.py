@@ -6,8 +6,10 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 from och_dist.evaluate import compare
+from och_dist.options import Option, Seed, checked
 from och_dist.report.html import page
 from och_dist.report.results import Results
 from och_dist.report.tables import comma_separated, markdown
@@ -15,19 +17,20 @@ from och_dist.report.words import headline
 from och_dist.stage import Context, Report
 
 
+@checked
 def compare_with_report(
     corpus: str,
-    output: str,
+    output: Annotated[str, Option("Where results, tables and report.html go.", flags="-o --output", metavar="DIR")],
     *,
-    methods: Sequence[str] | str = "all",
-    bits: Sequence[int] = (32, 64, 128),
-    repeats: int = 10,
-    queries: int = 2000,
-    train_rows: int = 10_000,
-    truth_fraction: float = 0.02,
-    truth_k: int | None = None,
-    sweeps: bool = True,
-    seed: int = 0,
+    methods: Annotated[Sequence[str] | str, Option("Methods, such as och,itq,sph.", commas=True)] = "all",
+    bits: Annotated[Sequence[int], Option("Code lengths.", at_least=1, commas=True)] = (32, 64, 128),
+    repeats: Annotated[int, Option("Random splits.", at_least=1)] = 10,
+    queries: Annotated[int, Option("Query rows of a split.")] = 2000,
+    train_rows: Annotated[int, Option("Training rows of a split.")] = 10_000,
+    truth_fraction: Annotated[float, Option("Share of rows that is relevant.", above=0, at_most=1)] = 0.02,
+    truth_k: Annotated[int | None, Option("Relevant rows of a query, instead of a share.", at_least=1)] = None,
+    sweeps: Annotated[bool, Option("Also vary OCH's centres and relations.")] = True,
+    seed: Seed = 0,
     context: Context | None = None,
 ) -> Report:
     """Compare methods on random splits of ``corpus``; results.json, results.csv, tables.md and report.html go to the

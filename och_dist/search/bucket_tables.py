@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from och_dist.cluster import check_memory, map_tasks
 from och_dist.errors import ConflictError, UsageError
 from och_dist.kernels.buckets import MAX_SUBSTRING_BITS, cut_bits, read_substring, sort_table
 from och_dist.kernels.packing import code_words
+from och_dist.options import Option, checked
 from och_dist.stage import WORKING_BYTES, Context, Report, Stopwatch
 from och_dist.store import (
     FOLDER,
@@ -74,24 +76,23 @@ def task_bytes(part: TablePartition, index: Index) -> int:
     return part.rows * (-(-index.bits // 8) + 8 * -(-index.bits // 64) + 6 * 4) + 5 * 4 * offsets.width
 
 
+@checked
 def build_tables(
     index: str,
     *,
-    substring_bits: int | None = None,
-    partition_rows: int = PARTITION_ROWS,
-    least_rows: int = LEAST_ROWS,
-    remove: bool = False,
+    substring_bits: Annotated[int | None, Option("Bits of a substring [default: by the number of rows].")] = None,
+    partition_rows: Annotated[int, Option("Rows that share a table.", at_least=1)] = PARTITION_ROWS,
+    least_rows: Annotated[int, Option("Fewer rows get no table.")] = LEAST_ROWS,
+    remove: Annotated[bool, Option("Remove all tables instead.")] = False,
     context: Context | None = None,
 ) -> Report:
-    """Make the bucket tables that the newest version of ``index`` lacks; with ``remove`` delete all there are.
+    """Make the bucket tables that the newest version of ``index`` lacks, or delete all there are.
 
     Tables are a copy of what the codes say, sorted: they change no result and no version.
     """
     watch, context = Stopwatch("tables"), context or Context()
     if remove:
         return _remove(watch, index)
-    if partition_rows < 1:
-        raise UsageError(f"partition_rows={partition_rows}; use at least 1")
     opened = open_version(index)
     substrings = None if substring_bits is None else _substrings(opened, substring_bits)
     wanted, small = _wanted(opened, partition_rows, substrings, least_rows)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from och_dist.errors import BadInputError, ConflictError, UsageError
+from och_dist.options import IDS, ROWS, ExpectModel, Option, QueryDataset, ResultFile, checked
 from och_dist.search.choice import Way
 from och_dist.search.filters import Selection
 from och_dist.search.questions import Ranking
@@ -33,36 +34,38 @@ DEFAULT_K = 100
 RECALLS = (10, 100)
 
 
+@checked
 def search(
     index: str,
     queries: Any,
     *,
-    k: int | None = None,
-    radius: int | None = None,
-    output: str | None = None,
-    dataset: str | None = None,
-    version: int | None = None,
-    only: Any = None,
-    without: Any = None,
-    only_ids: Any = None,
-    without_ids: Any = None,
-    ranking: Ranking = "hamming",
-    rerank: int | None = None,
-    rerank_by: RerankBy = "euclidean",
-    ids: bool = False,
-    histogram: bool = False,
-    truth: str | None = None,
-    corpus: str | None = None,
-    method: Way = "auto",
-    expect_model: str | None = None,
+    k: Annotated[int | None, Option("Neighbours per query [default: 100].", flags="-k")] = None,
+    radius: Annotated[int | None, Option("All codes up to this Hamming distance, instead of the K nearest.")] = None,
+    histogram: Annotated[bool, Option("How many codes lie at each distance, instead of which.")] = False,
+    output: Annotated[str | None, ResultFile] = None,
+    only: Annotated[Any, Option(f"Only these rows: {ROWS}.", metavar="ROWS")] = None,
+    without: Annotated[Any, Option("None of these rows.", metavar="ROWS")] = None,
+    only_ids: Annotated[Any, Option(f"Only rows with these ids: {IDS}.", metavar="IDS")] = None,
+    without_ids: Annotated[Any, Option("No rows with these ids.", metavar="IDS")] = None,
+    ranking: Annotated[Ranking, Option("What is near: by bits, or by how sure each bit is.")] = "hamming",
+    rerank: Annotated[int | None, Option("Order the first R anew and keep the K nearest.", metavar="R")] = None,
+    rerank_by: Annotated[RerankBy, Option("By their vectors in the corpus, or by asymmetric distance.")] = "euclidean",
+    method: Annotated[Way, Option("A flat scan, bucket tables (see 'och tables'), or the faster.")] = "auto",
+    ids: Annotated[bool, Option("Add the corpus' own ids of the rows.")] = False,
+    truth: Annotated[
+        str | None, Option("Exact neighbours (och truth): report recall@10 and @100.", metavar="FILE")
+    ] = None,
+    corpus: Annotated[
+        str | None, Option("Where the vectors lie now [default: where they were encoded].", metavar="PATH")
+    ] = None,
+    dataset: QueryDataset = None,
+    version: Annotated[int | None, Option("Search this version of the index [default: the newest].")] = None,
+    expect_model: ExpectModel = None,
     context: Context | None = None,
 ) -> Report:
-    """Find the ``k`` nearest codes of every query (100 by default), or all within ``radius``, or with ``histogram``
-    count those at each distance.
+    """Find the ``k`` nearest codes of every query, or all within ``radius``, or count those at each distance.
 
-    ``output`` names a file, otherwise the neighbours are in the report. ``only`` and ``without`` (rows), ``only_ids``
-    and ``without_ids`` choose among the rows. With ``truth``, the output of 'och truth', the report has the recall.
-    An index whose model is not ``expect_model`` (``sha256:`` and its address) is refused.
+    Without an ``output`` the neighbours are in the report.
     """
     watch, context = Stopwatch("search"), context or Context()
     if output is not None:

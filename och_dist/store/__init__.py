@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from och_dist.store.arrays import (
-    CODECS,
     ArraySpec,
     Codec,
     chunk_key,
@@ -85,7 +84,6 @@ from och_dist.store.tombstones import RANGE_ROWS, Tombstones, listed_keys, put_b
 
 __all__ = [
     "CHUNK_ROWS",
-    "CODECS",
     "FOLDER",
     "MAX_ID_BYTES",
     "MAX_PARTITIONS",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from och_dist.errors import DriftError, IntegrityError, UsageError
+from och_dist.errors import DriftError, IntegrityError
+from och_dist.options import Option, Seed, checked
 from och_dist.stage import Context, Report, Status, Stopwatch, logger
 from och_dist.store import Corpus, Index, Model, canonical, find_index, model_objects, open_corpus
 from och_dist.train.drift import (
@@ -19,9 +19,23 @@ from och_dist.train.drift import (
     shift_between,
     training_sample,
 )
-from och_dist.train.stage import KMEANS_ROUNDS, TRAIN_ROWS, hasher_params, make_hasher, train
+from och_dist.train.stage import (
+    KMEANS_ROUNDS,
+    TRAIN_ROWS,
+    Bits,
+    KmeansRounds,
+    KmeansRows,
+    Method,
+    Models,
+    Params,
+    TrainRows,
+    hasher_params,
+    make_hasher,
+    train,
+)
 
 OnDrift = Literal["stop", "retrain", "accept"]
+MaxShift = Annotated[float, Option("The largest difference that is no drift.", above=0)]
 
 
 @dataclass(frozen=True)
@@ -32,31 +46,25 @@ class Gate:
     max_balance_shift: float
     max_margin_shift: float
 
-    def __post_init__(self) -> None:
-        if self.on_drift not in ("stop", "retrain", "accept"):
-            raise UsageError(f"on_drift={self.on_drift!r}; use 'stop', 'retrain' or 'accept'")
-        if not (self.max_balance_shift > 0 and self.max_margin_shift > 0):
-            raise UsageError(
-                f"max_balance_shift={self.max_balance_shift}, max_margin_shift={self.max_margin_shift}; "
-                "use numbers above 0"
-            )
 
-
+@checked
 def renew(
     corpus: str,
     index: str,
-    models: str,
+    models: Models,
     *,
-    on_drift: OnDrift = "stop",
-    max_balance_shift: float = MAX_BALANCE_SHIFT,
-    max_margin_shift: float = MAX_MARGIN_SHIFT,
-    method: str = "och",
-    bits: int = 64,
-    seed: int = 0,
-    train_rows: int = TRAIN_ROWS,
-    kmeans_rows: int | None = None,
-    kmeans_rounds: int = KMEANS_ROUNDS,
-    params: Mapping[str, Any] | None = None,
+    on_drift: Annotated[
+        OnDrift, Option("What to do when the new rows are not like those that the model was trained on.")
+    ] = "stop",
+    max_balance_shift: MaxShift = MAX_BALANCE_SHIFT,
+    max_margin_shift: MaxShift = MAX_MARGIN_SHIFT,
+    method: Method = "och",
+    bits: Bits = 64,
+    seed: Seed = 0,
+    train_rows: TrainRows = TRAIN_ROWS,
+    kmeans_rows: KmeansRows = None,
+    kmeans_rounds: KmeansRounds = KMEANS_ROUNDS,
+    params: Params = None,
     context: Context | None = None,
 ) -> Report:
     """The model that the rows of ``corpus`` are to be encoded with for the next version of ``index``.

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from och_dist.kernels.moments import Moments
 from och_dist.kernels.packing import count_ones
 from och_dist.methods.base import Hasher, LinearHasher, TrainingData, one_thread
 from och_dist.methods.registry import get_method
+from och_dist.options import Option, Seed, checked
 from och_dist.stage import Context, Report, Stopwatch, logger
 from och_dist.store import (
     MAX_PARTITIONS,
@@ -50,37 +51,40 @@ if TYPE_CHECKING:
 KMEANS_ROWS_PER_CENTRE = 256
 TRAIN_ROWS = 10_000
 KMEANS_ROUNDS = 10
+
+Models = Annotated[str, Option("Where models are kept.", metavar="DIR")]
+Method = Annotated[str, Option("How to learn; 'och compare' draws them all.")]
+Bits = Annotated[int, Option("Bits of a code.")]
+TrainRows = Annotated[int, Option("Rows of the training pool.", at_least=1)]
+KmeansRows = Annotated[int | None, Option("Rows that k-means runs on; 0: all [default: 256 per centre].", at_least=0)]
+KmeansRounds = Annotated[int, Option("Rounds of k-means.", at_least=0)]
+Params = Annotated[
+    Mapping[str, Any] | None,
+    Option("A parameter of the method, such as n_centres=300.", flags="--param", metavar="NAME=VALUE"),
+]
 SAMPLE_ROWS = 4096
 BLOCK_ROWS = 8192
 PART_BYTES = 256 << 20
 VERSIONED = ("och-dist", "numpy", "scipy", "scikit-learn", "dask", "dask-ml", "zarr", "numba")
 
 
+@checked
 def train(
     corpus: str,
-    models: str,
+    models: Models,
     *,
-    method: str = "och",
-    bits: int = 64,
-    seed: int = 0,
-    train_rows: int = TRAIN_ROWS,
-    kmeans_rows: int | None = None,
-    kmeans_rounds: int = KMEANS_ROUNDS,
-    params: Mapping[str, Any] | None = None,
+    method: Method = "och",
+    bits: Bits = 64,
+    seed: Seed = 0,
+    train_rows: TrainRows = TRAIN_ROWS,
+    kmeans_rows: KmeansRows = None,
+    kmeans_rounds: KmeansRounds = KMEANS_ROUNDS,
+    params: Params = None,
     context: Context | None = None,
 ) -> Report:
-    """Learn a model from a corpus and store it below ``models``; the same request again finds it there.
-
-    ``kmeans_rows`` is the size of the row sample that k-means runs on: 256 per centre unless given, at least
-    ``train_rows``, 0 for all rows.
-    """
+    """Learn a model from a corpus and store it below ``models``; the same request again finds it there."""
     watch, context = Stopwatch("train"), context or Context()
     hasher = make_hasher(method, bits, seed, params or {})
-    if train_rows < 1 or (kmeans_rows or 0) < 0 or kmeans_rounds < 0:
-        raise UsageError(
-            f"train_rows={train_rows}, kmeans_rows={kmeans_rows}, kmeans_rounds={kmeans_rounds}: "
-            "use at least one row and no negative numbers"
-        )
     opened, objects = open_corpus(corpus), open_objects(models)
     request = {
         "corpus": opened.fingerprint,

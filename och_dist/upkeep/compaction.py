@@ -7,14 +7,15 @@ as the next version after the same checks as an encoding, and older versions sta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from och_dist.cluster import check_memory, map_tasks
 from och_dist.encode import check_unmarked, checked_segment, claimed, clear_leftovers
-from och_dist.errors import ConflictError, IntegrityError, UsageError
+from och_dist.errors import ConflictError, IntegrityError
 from och_dist.kernels.packing import count_ones
+from och_dist.options import Option, checked
 from och_dist.stage import WORKING_BYTES, Context, Report, Stopwatch
 from och_dist.store import (
     CHUNK_ROWS,
@@ -76,11 +77,15 @@ def live_codes(index: Index, start: int, stop: int) -> tuple[np.ndarray, np.ndar
     return np.concatenate(codes), np.concatenate(rows)
 
 
-def compact(index: str, *, chunk_rows: int | None = None, context: Context | None = None) -> Report:
+@checked
+def compact(
+    index: str,
+    *,
+    chunk_rows: Annotated[int | None, Option("Rows per chunk of codes [default: 65536].", at_least=1)] = None,
+    context: Context | None = None,
+) -> Report:
     """Merge all segments of ``index`` into one, chunk by chunk on the workers, and publish it as the next version."""
     watch, context = Stopwatch("compact"), context or Context()
-    if chunk_rows is not None and chunk_rows < 1:
-        raise UsageError(f"chunk_rows={chunk_rows}; use at least 1")
     before = open_version(index)
     rows = min(chunk_rows or CHUNK_ROWS, max(1, before.live_rows))
     if _is_compact(before, rows):

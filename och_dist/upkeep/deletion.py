@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from och_dist.errors import UsageError
+from och_dist.options import IDS, ROWS, Option, checked
 from och_dist.search import RowSet, corpus_of_index, find_rows, row_set
 from och_dist.stage import Context, Report, Stopwatch
 from och_dist.store import (
@@ -23,11 +23,12 @@ from och_dist.store import (
 )
 
 
+@checked
 def delete(
     index: str,
     *,
-    rows: Any = None,
-    ids: Sequence[int] | Sequence[str] | np.ndarray | None = None,
+    rows: Annotated[Any, Option(f"Row numbers, {ROWS}.", metavar="ROWS")] = None,
+    ids: Annotated[Any, Option(f"Ids of the corpus, {IDS}.", metavar="IDS")] = None,
     context: Context | None = None,
 ) -> Report:
     """Delete rows by number (anything that :func:`row_set` takes, such as ``'5,10-20'``) or by their ids in the corpus.

@@ -14,10 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from och_dist.cluster import answer_seconds, check_memory, describe_machine
 from och_dist.errors import ClusterError, IncompleteError, OchError, UsageError
+from och_dist.options import Option, checked
 from och_dist.stage import WORKING_BYTES, Context, Report, Stopwatch, require_room
 from och_dist.store import TEMPORARY, Corpus, LocalObjects, Objects, open_corpus, open_objects, storage_errors
 
@@ -52,7 +53,19 @@ class Finding:
 Connect = Callable[[], AbstractContextManager[Context]]
 
 
-def doctor(*, store: str | None = None, corpus: str | None = None, connect: Connect | None = None) -> Report:
+@checked
+def doctor(
+    *,
+    store: Annotated[
+        str | None,
+        Option("Where corpora or indexes are to lie: a folder or s3://bucket/prefix.", metavar="URL"),
+    ] = None,
+    corpus: Annotated[
+        str | None,
+        Option("The corpus that is to be worked on: its chunks must fit the workers.", metavar="PATH"),
+    ] = None,
+    connect: Connect | None = None,
+) -> Report:
     """Check this machine, the ``store``, and the cluster that ``connect`` leads to; a ``corpus`` says what is to fit.
 
     The report holds ``checks`` (one per finding) and the ``exit_code`` of the first that is bad, 0 if none is.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from och_dist.encode import CLAIMS, COLLECTED
 from och_dist.errors import BadInputError, IntegrityError, UsageError
+from och_dist.options import ExpectModel, Option, checked
 from och_dist.stage import Report, Stopwatch
 from och_dist.store import (
     MODELS,
@@ -39,8 +40,9 @@ LITTER_SECONDS = 24 * 3600
 SEGMENT_NAME = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]*")
 
 
-def inspect(path: str, *, expect_model: str | None = None) -> Report:
-    """Describe a corpus, an index or a model; an index or a model other than ``expect_model`` is refused."""
+@checked
+def inspect(path: str, *, expect_model: ExpectModel = None) -> Report:
+    """Describe a corpus, an index or a model."""
     watch = Stopwatch("inspect")
     objects = open_objects(path)
     if objects.size("model.json") is not None:
@@ -154,7 +156,14 @@ def status(index: str) -> Report:
     )
 
 
-def gc(path: str, *, keep: int = 3, jobs: Sequence[str] = (), dry_run: bool = False) -> Report:
+@checked
+def gc(
+    path: str,
+    *,
+    keep: Annotated[int, Option("Newest versions that stay.", at_least=1)] = 3,
+    jobs: Annotated[Sequence[str], Option("Also remove this unpublished job (see 'och status').", flags="--job")] = (),
+    dry_run: Annotated[bool, Option("Only say what would go.")] = False,
+) -> Report:
     """Remove versions but the last ``keep`` of an index, what only they use, and the named unpublished jobs.
 
     A compaction that was killed goes too when no version is left that it could be resumed for.
@@ -164,8 +173,6 @@ def gc(path: str, *, keep: int = 3, jobs: Sequence[str] = (), dry_run: bool = Fa
     claim of a publisher that was killed does not protect a job that is named.
     """
     watch = Stopwatch("gc")
-    if keep < 1:
-        raise UsageError(f"keep={keep}; at least the newest version stays")
     objects = open_objects(path)
     numbers, segments = version_numbers(objects), [f"segments/{name}" for name in objects.folders("segments")]
     if not numbers and not segments:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from och_dist.encode import checked_segment, named_jobs, not_held
 from och_dist.errors import IntegrityError
+from och_dist.options import Jobs, checked
 from och_dist.stage import Context, Report, Stopwatch
 from och_dist.store import IndexSegment, find_index, open_objects, version_numbers
 from och_dist.upkeep.verification import verify
 
 
-def check(index: str, *, jobs: Sequence[str], context: Context | None = None) -> Report:
+@checked
+def check_jobs(index: str, *, jobs: Jobs, context: Context | None = None) -> Report:
     """Check every chunk of finished ``jobs`` against its record, and every byte of all versions; nothing is published.
 
     Without jobs there is nothing to do: 'och verify' checks an index that does not change.

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 from och_dist.cluster import map_tasks
 from och_dist.encode import clear_leftovers
 from och_dist.errors import BadInputError, IntegrityError, UsageError
+from och_dist.options import Option, checked
 from och_dist.stage import Context, Report, Stopwatch
 from och_dist.store import (
     MODELS,
@@ -29,7 +31,16 @@ from och_dist.upkeep.mending import Repaired, repair_index
 LISTED = 20
 
 
-def verify(path: str, *, repair: bool = False, corpus: str | None = None, context: Context | None = None) -> Report:
+@checked
+def verify(
+    path: str,
+    *,
+    repair: Annotated[bool, Option("Mend the newest version of an index, and publish it as the next one.")] = False,
+    corpus: Annotated[
+        str | None, Option("Where the vectors for a repair lie [default: where the index says].", metavar="PATH")
+    ] = None,
+    context: Context | None = None,
+) -> Report:
     """Check all versions at ``path``, or all models; any damage raises :class:`IntegrityError` with the list.
 
     With ``repair`` the newest version of an index is mended first, from its ``corpus`` (the one that it names, unless

@@ -118,7 +118,7 @@ def test_failures_are_in_the_history(tmp_path: Path, number: int) -> None:
     (tmp_path / "inbox").mkdir()
     np.save(tmp_path / "inbox" / "a.npy", np.full((5, 3), np.nan, "f4") if number == 3 else small_rows(50))
     settings = [] if number == 3 else ["model.max_balance_shift=-1.0"]
-    message = refused(number, "NaN|use numbers above 0", *words(tmp_path, *settings)).splitlines()[-1]
+    message = refused(number, "NaN|use a number above 0", *words(tmp_path, *settings)).splitlines()[-1]
     (run,) = history(tmp_path)
     assert (run["exit_code"], run["status"], run["stage"]) == (number, "failed", "collect" if number == 3 else "model")
     assert message == f"och: {run['message']}"
@@ -142,7 +142,7 @@ def test_a_report_that_cannot_be_kept_hides_no_failure(night: Path, monkeypatch:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("och_dist.jobs.run_log.end_run", full)
-    text = refused(2, "use numbers above 0", *words(night, "model.max_balance_shift=-1.0"))
+    text = refused(2, "use a number above 0", *words(night, "model.max_balance_shift=-1.0"))
     assert "could not be kept" in text
     assert "what is done is kept" in och(*words(night), code=5).stderr
 
@@ -241,7 +241,7 @@ def test_json_log_of_a_failure(night: Path, monkeypatch: pytest.MonkeyPatch) -> 
     result = och(*words(night, "model.max_balance_shift=-1.0"), "--log-format", "json", code=2)
     last = lines(result.stderr)[-1]
     assert (last["level"], last["exit_code"]) == ("error", 2)
-    assert "use numbers above 0" in last["message"]
+    assert "use a number above 0" in last["message"]
 
     def fail(*args: Any, **options: Any) -> None:
         raise RuntimeError("oops")

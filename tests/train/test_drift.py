@@ -235,7 +235,7 @@ def test_limits(place: Place) -> None:
     with pytest.raises(DriftError):
         place.renew(max_balance_shift=2.0, max_margin_shift=0.001)
     for wrong in ({"max_balance_shift": 0.0}, {"max_margin_shift": -1.0}, {"on_drift": "panic"}):
-        with pytest.raises(UsageError, match=r"on_drift='panic'; use|use numbers above 0"):
+        with pytest.raises(UsageError, match=r"on_drift='panic'; use|use a number above 0"):
             place.renew(**wrong)
 
 
