@@ -50,7 +50,7 @@ class Remote(Scene):
         words += ["--nanny" if self.nanny else "--no-nanny", "--local-directory", self.folder / f"w{number}"]
         env = {f"DASK_DISTRIBUTED__{name}": value for name, value in self.settings.items()}
         if self.deed:
-            words += ["--preload", "faults.sabotage"]
+            words += ["--preload", "tests.faults.sabotage"]
             env |= {"OCH_SABOTAGE": self.deed, "OCH_SABOTAGE_FOLDER": str(self.shed)}
             env |= {"PYTHONPATH": str(TOP)}
         return self.running.dask("worker", *words, *self.local(), env=env)
