@@ -43,6 +43,7 @@ from och_dist.store import (
     seal,
     sha256,
     unseal,
+    write_text,
 )
 from och_dist.train import make_hasher
 
@@ -253,9 +254,7 @@ def compare(
         results += [unseal(objects.get(f"cells/{key}.json"), key) for key in keys]
     results = sorted(results, key=lambda cell: (cell["variant"], cell["method"], cell["bits"], cell["repeat"]))
     path = folder / "results.json"
-    partial = folder / f".results.{os.getpid()}.part"
-    partial.write_text(json.dumps({"protocol": protocol, "machine": _machine(), "cells": results}, indent=1))
-    os.replace(partial, path)
+    write_text(path, json.dumps({"protocol": protocol, "machine": _machine(), "cells": results}, indent=1))
     return watch.report(
         "done" if computed else "nothing to do", results=str(path), cells=len(results), computed=computed
     )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import os
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -32,7 +29,7 @@ from och_dist.store import (
     canonical,
     open_neighbors,
     sha256,
-    storage_errors,
+    write_text,
 )
 
 QUERY_BYTES = 32 << 20
@@ -148,26 +145,13 @@ def evaluate(
         **evaluate_histograms(counts.rows, counts.true),
     }
     if output is not None:
-        _save(output, {**facts, "key": key})
+        write_text(output, json.dumps({**facts, "key": key}, indent=1))
     return watch.report(**facts)
 
 
 def _pairs(task: CountDistances) -> int:
     """How many distances are counted."""
     return (task.stop - task.start) * (task.chunks[-1].stop - task.chunks[0].start)
-
-
-def _save(output: str, facts: dict[str, Any]) -> None:
-    """Write JSON beside its final name and move it there when it is whole."""
-    partial = Path(f"{output}.{uuid.uuid4().hex}.part")
-    with storage_errors(output):
-        try:
-            partial.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(facts, indent=1))
-            os.replace(partial, output)
-        finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
 
 
 def _known(output: str | None, key: str) -> dict[str, Any] | None:

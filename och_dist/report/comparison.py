@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from och_dist.report.results import Results
 from och_dist.report.tables import comma_separated, markdown
 from och_dist.report.words import headline
 from och_dist.stage import Context, Report
+from och_dist.store import write_text
 
 
 @checked
@@ -73,10 +73,7 @@ def write_reports(results: Results, folder: Path) -> tuple[dict[str, str], bool]
 
 def _replace(path: Path, text: str) -> bool:
     """Put ``text`` at ``path`` as a whole; False if it is there already."""
-    data = text.encode()
-    if path.exists() and path.read_bytes() == data:
+    if path.exists() and path.read_bytes() == text.encode():
         return False
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    partial.write_bytes(data)
-    os.replace(partial, path)
+    write_text(path, text)
     return True

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from och_dist.errors import BadInputError, UsageError
 from och_dist.sources.base import file_fingerprint
+from och_dist.store import write_text
 
 BLOCK_BYTES = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
@@ -24,13 +25,6 @@ LISTED_NAMES = 20
 def beside(path: Path, ending: str) -> Path:
     """The file of the same name with ``ending`` appended."""
     return path.with_name(path.name + ending)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a small file so that it is seen whole or not at all."""
-    temporary = beside(path, ".new")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 def extract(archive: Path, members: Sequence[str], folder: Path) -> list[Path]:

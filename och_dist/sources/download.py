@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, UsageError
-from och_dist.sources.archive import beside, extract, write_text
+from och_dist.sources.archive import beside, extract
 from och_dist.sources.ftp import FtpFile, by_proxy
+from och_dist.store import write_text
 
 __all__ = ["Fetched", "extract", "fetch"]
 

@@ -52,10 +52,10 @@ from och_dist.store.model import (
     save_model,
     split_model_path,
 )
-from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, open_objects, storage_errors
-from och_dist.store.radius_results import RadiusNeighbors, save_radius
+from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, open_objects, storage_errors, write_text
 from och_dist.store.results import (
     Neighbors,
+    RadiusNeighbors,
     StoredNeighbors,
     check_output,
     join_neighbors,
@@ -64,6 +64,7 @@ from och_dist.store.results import (
     read_about,
     save_histograms,
     save_neighbors,
+    save_radius,
 )
 from och_dist.store.runs import begin_run, end_run, read_run, run_numbers
 from och_dist.store.tables import (
@@ -180,4 +181,5 @@ __all__ = [
     "write_chunk",
     "write_codes",
     "write_tables",
+    "write_text",
 ]

@@ -10,6 +10,7 @@ import builtins
 import contextlib
 import errno
 import os
+import shutil
 import stat
 import uuid
 from abc import ABC, abstractmethod
@@ -413,6 +414,40 @@ def _bucket_errors(where: str) -> Iterator[None]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """A hidden path beside ``path``: the file or folder made there takes its place at once, or nothing changes.
+
+    For local files that people read; whatever is put into a store goes through :class:`Objects`.
+    """
+    target = Path(path)
+    partial, old = (target.with_name(f".{target.name}.{uuid.uuid4().hex}.{kind}") for kind in ("part", "old"))
+    with storage_errors(str(path)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield partial
+            if target.is_dir():
+                os.rename(target, old)
+            try:
+                os.replace(partial, target)
+            except OSError:
+                if old.exists():
+                    os.rename(old, target)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            if partial.is_dir():
+                shutil.rmtree(partial, ignore_errors=True)
+            else:
+                partial.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file that is seen whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def open_objects(url: str | Path) -> Objects:

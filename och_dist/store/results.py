@@ -1,6 +1,8 @@
-"""Neighbour lists on disk: Zarr (chunked by query, any size), npz, parquet or JSON lines, chosen by the file name.
+"""Results on disk: neighbours and histograms of queries, in Zarr (any size), npz, parquet or JSON lines, chosen by the
+file name. Results are written beside their final name and moved there when they are whole.
 
-Results are written beside their final name and moved there when they are whole.
+Most have a fixed number of values for each query, and are chunked by query. All neighbours within a radius do not: how
+many there are is known only at the end, so those of Zarr and npz results pass through plain files beside them.
 """
 
 from __future__ import annotations
@@ -8,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,12 +22,18 @@ import zarr
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.store.arrays import ArraySpec, create_array, open_array, read_rows, write_chunk
 from och_dist.store.manifest import canonical, read_document, seal, unseal
-from och_dist.store.objects import LocalObjects, storage_errors
+from och_dist.store.objects import LocalObjects, replacing
 
 FORMATS = (".zarr", ".npz", ".parquet", ".jsonl")
 ABOUT = "neighbors.json"
+CHUNK_ENTRIES = 1 << 20
 
 Columns = dict[str, np.ndarray]
+
+
+def _columns(distances: np.ndarray, rows: np.ndarray, ids: np.ndarray | None) -> Columns:
+    """What is stored of neighbours, by name."""
+    return {"distances": distances, "rows": rows, **({} if ids is None else {"ids": ids})}
 
 
 @dataclass(frozen=True)
@@ -43,9 +49,28 @@ class Neighbors:
     ids: np.ndarray | None = None
     unranked: np.ndarray | None = None
 
-    def columns(self) -> dict[str, np.ndarray]:
-        """What is stored, by name."""
-        return {"distances": self.distances, "rows": self.rows, **({} if self.ids is None else {"ids": self.ids})}
+    def columns(self) -> Columns:
+        return _columns(self.distances, self.rows, self.ids)
+
+
+@dataclass(frozen=True)
+class RadiusNeighbors:
+    """All neighbours within a radius: query i has the entries ``indptr[i]`` to ``indptr[i + 1]`` (compressed rows).
+
+    ``indptr`` (q + 1,) int64, ``distances`` (m,) and ``rows`` (m,), sorted by (distance, row) for each query.
+    """
+
+    indptr: np.ndarray
+    distances: np.ndarray
+    rows: np.ndarray
+    ids: np.ndarray | None = None
+
+    def columns(self) -> Columns:
+        return _columns(self.distances, self.rows, self.ids)
+
+    def lists(self) -> Iterator[dict[str, list[Any]]]:
+        """The entries of one query after the other."""
+        return _entries(self.columns(), self.indptr)
 
 
 def no_neighbors(width: int) -> Neighbors:
@@ -76,7 +101,7 @@ def save_neighbors(
 ) -> None:
     """Write batches of ``batch`` queries as they come; ``about`` (JSON values) is kept with a Zarr result."""
     columns = (part.columns() for part in batches)
-    _save(path, columns, no_neighbors(width).columns(), (queries, batch), {**about, "width": width})
+    _save_fixed(path, columns, no_neighbors(width).columns(), (queries, batch), {**about, "width": width})
 
 
 def save_histograms(
@@ -84,59 +109,87 @@ def save_histograms(
 ) -> None:
     """Write counts (q, bits + 1) of batches of queries as ``counts``, like neighbours."""
     nothing = {"counts": np.empty((0, bits + 1), np.int64)}
-    _save(path, ({"counts": part} for part in batches), nothing, (queries, batch), {**about, "width": bits + 1})
+    _save_fixed(path, ({"counts": part} for part in batches), nothing, (queries, batch), {**about, "width": bits + 1})
 
 
-def _save(
+def _save_fixed(
     path: str, batches: Iterator[Columns], nothing: Columns, sizes: tuple[int, int], about: dict[str, Any]
 ) -> None:
-    """Write columns (q, width) of batches of queries in the format of the file name; ``nothing`` stands for none."""
-    with written_beside(path) as (partial, suffix):
+    """Write columns (q, width) of batches of queries; ``nothing`` stands for none."""
+    target = check_output(path)
+    with replacing(target) as partial:
         batches = itertools.chain([next(batches, nothing)], batches)
-        if suffix == ".zarr":
+        if target.suffix == ".zarr":
             _write_zarr(partial, batches, sizes, about)
+        elif target.suffix == ".npz":
+            parts = list(batches)
+            _write_npz(partial, {name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
         else:
-            {".npz": _write_npz, ".parquet": _write_parquet, ".jsonl": _write_jsonl}[suffix](partial, batches)
+            _write_lists(partial, target.suffix, ((part, None) for part in batches))
 
 
-@contextlib.contextmanager
-def written_beside(path: str) -> Iterator[tuple[Path, str]]:
-    """(a hidden path to write to, the format); what is there afterwards takes the place of ``path`` at once."""
-    with storage_errors(str(path)):
-        target = check_output(path)
-        partial = _beside(target, "part")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield partial, target.suffix
-            _replace(partial, target)
-        finally:
-            _remove(partial)
+def save_radius(path: str, batches: Iterable[RadiusNeighbors], *, about: dict[str, Any]) -> int:
+    """Write batches of queries as they come; ``about`` is kept with a Zarr result. Returns the number of entries."""
+    target, total = check_output(path), 0
+
+    def counted() -> Iterator[tuple[Columns, np.ndarray]]:
+        nonlocal total
+        for part in batches:
+            total += len(part.rows)
+            yield part.columns(), part.indptr
+
+    with replacing(target) as partial:
+        if target.suffix in (".jsonl", ".parquet"):
+            nothing = _columns(np.empty(0, np.int32), np.empty(0, np.int64), None), np.zeros(1, np.int64)
+            made = counted()
+            _write_lists(partial, target.suffix, itertools.chain([next(made, nothing)], made))
+        else:
+            _write_spooled(partial, target.suffix, counted(), about)
+    return total
 
 
-def _beside(target: Path, kind: str) -> Path:
-    """A hidden name next to ``target`` that no other writer has, on whatever machine."""
-    return target.with_name(f".{target.name}.{uuid.uuid4().hex}.{kind}")
-
-
-def _replace(partial: Path, target: Path) -> None:
-    if not target.is_dir():
-        os.replace(partial, target)
+def _write_lists(path: Path, suffix: str, batches: Iterable[tuple[Columns, np.ndarray | None]]) -> None:
+    """Write a list of values for each query and column; columns are (q, width), or (m,) in lists by ``indptr``."""
+    if suffix == ".jsonl":
+        with path.open("w") as file:
+            for columns, indptr in batches:
+                file.writelines(json.dumps(entry) + "\n" for entry in _entries(columns, indptr))
         return
-    old = _beside(target, "old")
-    os.rename(target, old)
     try:
-        os.rename(partial, target)
-    except OSError:
-        os.rename(old, target)
-        raise
-    _remove(old)
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise UsageError(f"{path.name} needs pyarrow; install it with: pip install 'och-dist[parquet]'") from None
+
+    def column(values: np.ndarray, indptr: np.ndarray | None) -> Any:
+        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+        if indptr is not None:
+            return pa.LargeListArray.from_arrays(pa.array(indptr), flat)
+        if not values.shape[1]:
+            return pa.array([[]] * len(values), pa.list_(flat.type))
+        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+    with contextlib.ExitStack() as stack:
+        writer: Any = None
+        for columns, indptr in batches:
+            table = pa.table({name: column(values, indptr) for name, values in columns.items()})
+            writer = writer or stack.enter_context(pq.ParquetWriter(path, table.schema))
+            writer.write_table(table)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def _entries(columns: Columns, indptr: np.ndarray | None) -> Iterator[dict[str, list[Any]]]:
+    """The values of one query after the other."""
+    lists = {name: values.tolist() for name, values in columns.items()}
+    if indptr is None:
+        yield from (dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True))
+        return
+    for low, high in itertools.pairwise(indptr.tolist()):
+        yield {name: values[low:high] for name, values in lists.items()}
+
+
+def _write_npz(path: Path, columns: Columns) -> None:
+    with path.open("wb") as file:
+        np.savez(file, **columns)  # type: ignore[arg-type]
 
 
 def _write_zarr(path: Path, batches: Iterable[Columns], sizes: tuple[int, int], about: dict[str, Any]) -> None:
@@ -144,66 +197,80 @@ def _write_zarr(path: Path, batches: Iterable[Columns], sizes: tuple[int, int], 
     objects = LocalObjects(path)
     for number, part in enumerate(batches):
         for name, column in part.items():
-            values = stored_ids(column, int(about.get("id_width", 0))) if name == "ids" else column
+            values = _stored_ids(column, int(about.get("id_width", 0))) if name == "ids" else column
             if number == 0:
                 dtype = values.dtype.newbyteorder("<").str
                 spec = ArraySpec(queries, values.shape[1], dtype, max(1, min(batch, queries)))
                 create_array(objects, name, spec)
             if len(values):
                 write_chunk(objects, name, number, values)
+    _describe(objects, {**about, "queries": queries})
+
+
+def _describe(objects: LocalObjects, about: dict[str, Any]) -> None:
+    """Make a group of the arrays, and say what they are."""
     objects.put("zarr.json", canonical({"zarr_format": 3, "node_type": "group", "attributes": {}}))
-    objects.put(ABOUT, seal({**about, "queries": queries}))
+    objects.put(ABOUT, seal(about))
 
 
-def stored_ids(ids: np.ndarray, width: int) -> np.ndarray:
+def _stored_ids(ids: np.ndarray, width: int) -> np.ndarray:
     """Ids (m, n) as they are stored: int64, or strings as bytes (m, n * width), each padded with NUL to ``width``."""
     if ids.dtype.kind != "U":
         return ids
     return np.strings.encode(ids, "utf-8").astype(f"S{width}").view(np.uint8).reshape(len(ids), -1)
 
 
-def _write_npz(path: Path, batches: Iterable[Columns]) -> None:
-    parts = list(batches)
-    with path.open("wb") as file:
-        np.savez(file, **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})  # type: ignore[arg-type]
+def _read_ids(stored: np.ndarray, width: int) -> np.ndarray:
+    """Ids (m, n) of stored ones: int64, or strings."""
+    if stored.dtype != np.uint8:
+        return stored
+    return np.strings.decode(np.ascontiguousarray(stored).view(f"S{width}"), "utf-8").reshape(len(stored), -1)
 
 
-def _write_parquet(path: Path, batches: Iterable[Columns]) -> None:
-    pa, pq = parquet_modules(path)
-
-    def column(values: np.ndarray) -> Any:
-        flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-        if not values.shape[1]:
-            return pa.array([[]] * len(values), pa.list_(flat.type))
-        return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
-
-    write_tables(pq, path, (pa.table({name: column(values) for name, values in part.items()}) for part in batches))
-
-
-def parquet_modules(path: Path) -> tuple[Any, Any]:
-    """pyarrow and pyarrow.parquet, or how to get them."""
+def _write_spooled(
+    path: Path, suffix: str, batches: Iterator[tuple[Columns, np.ndarray]], about: dict[str, Any]
+) -> None:
+    """Spool the entries of every column to a file, then store them as arrays."""
+    width = int(about.get("id_width", 0))
+    spool = path.with_name(f"{path.name}.spool")
+    spool.mkdir()
     try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise UsageError(f"{path.name} needs pyarrow; install it with: pip install 'och-dist[parquet]'") from None
-    return pa, pq
+        indptr, columns = _spool(spool, batches, width)
+        if suffix == ".npz":
+            flat = {name: (_read_ids(v, width) if name == "ids" else v)[:, 0] for name, v in columns.items()}
+            _write_npz(path, {"indptr": indptr, **flat})
+            return
+        objects = LocalObjects(path)
+        for name, values in {"indptr": indptr.astype("<i8")[:, None], **columns}.items():
+            size = max(1, min(CHUNK_ENTRIES, len(values)))
+            create_array(objects, name, ArraySpec(len(values), values.shape[1], values.dtype.str, size))
+            for number, start in enumerate(range(0, len(values), size)):
+                write_chunk(objects, name, number, np.asarray(values[start : start + size]))
+        _describe(objects, {**about, "queries": len(indptr) - 1, "entries": int(indptr[-1])})
+    finally:
+        shutil.rmtree(spool)
 
 
-def write_tables(pq: Any, path: Path, tables: Iterator[Any]) -> None:
-    """Write tables of one schema as they come, at least one."""
-    head = next(tables)
-    with contextlib.closing(pq.ParquetWriter(path, head.schema)) as writer:
-        for part in itertools.chain([head], tables):
-            writer.write_table(part)
-
-
-def _write_jsonl(path: Path, batches: Iterable[Columns]) -> None:
-    with path.open("w") as file:
-        for part in batches:
-            columns = {name: values.tolist() for name, values in part.items()}
-            for query in range(len(next(iter(part.values())))):
-                file.write(json.dumps({name: values[query] for name, values in columns.items()}) + "\n")
+def _spool(
+    folder: Path, batches: Iterator[tuple[Columns, np.ndarray]], id_width: int
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """indptr (q + 1,) of all queries, and the columns (m, width), whose entries are in files in ``folder``."""
+    pointers: list[np.ndarray] = [np.zeros(1, np.int64)]
+    specs: dict[str, tuple[np.dtype, int]] = {"distances": (np.dtype("<i4"), 1), "rows": (np.dtype("<i8"), 1)}
+    total = 0
+    for columns, indptr in batches:
+        pointers.append(indptr[1:] + total)
+        total += int(indptr[-1])
+        for name, column in columns.items():
+            values = _stored_ids(column[:, None], id_width) if name == "ids" else column[:, None]
+            specs[name] = values.dtype.newbyteorder("<"), values.shape[1]
+            with (folder / name).open("ab") as file:
+                file.write(np.ascontiguousarray(values, specs[name][0]).tobytes())
+    found = {
+        name: np.memmap(folder / name, dtype, "r").reshape(-1, width) if total else np.empty((0, width), dtype)
+        for name, (dtype, width) in specs.items()
+    }
+    return np.concatenate(pointers), found
 
 
 def read_about(path: str) -> dict[str, Any] | None:
@@ -229,11 +296,8 @@ class StoredNeighbors:
         found = Neighbors(*(read_rows(self._array(name), start, stop) for name in ("distances", "rows")))
         if not self.about.get("ids"):
             return found
-        ids = read_rows(self._array("ids"), start, stop)
-        if ids.dtype == np.uint8:
-            width = int(self.about["id_width"])
-            ids = np.strings.decode(np.ascontiguousarray(ids).view(f"S{width}"), "utf-8").reshape(len(ids), -1)
-        return replace(found, ids=ids)
+        width = int(self.about.get("id_width", 0))
+        return replace(found, ids=_read_ids(read_rows(self._array("ids"), start, stop), width))
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         """Row numbers (stop - start, width) of queries [start, stop)."""
