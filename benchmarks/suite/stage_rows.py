@@ -17,7 +17,7 @@ from benchmarks.suite.ground import SEED, Ground
 from benchmarks.suite.measure import Figure, Goal, Outcome, take_turns
 from och_dist.cluster import collections_on
 from och_dist.encode.stage import encode
-from och_dist.evaluate.exact_truth import truth
+from och_dist.evaluate.exact import truth
 from och_dist.evaluate.stage import evaluate
 from och_dist.ingest.stage import ingest
 from och_dist.kernels.hamming import hamming_histogram, lay_out, popcount

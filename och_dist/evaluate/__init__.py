@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from och_dist.evaluate.comparison import compare
-from och_dist.evaluate.exact_truth import truth
-from och_dist.evaluate.quality import measure_quality
-from och_dist.evaluate.stage import evaluate
+from och_dist.evaluate.exact import truth
+from och_dist.evaluate.stage import evaluate, measure_quality
 
 __all__ = [
     "compare",

@@ -1,17 +1,36 @@
-"""Exact Euclidean neighbours over a whole corpus, streaming: a pass over the rows for many queries at a time."""
+"""Exact Euclidean neighbours over a whole corpus, streaming: the ground truth of an evaluation.
+
+One pass over the rows serves many queries; results come in pieces that the driver can hold.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 
 from och_dist.cluster import FAN_IN, reduce_in_pieces, reduce_tasks, thread_shares
+from och_dist.errors import UsageError
 from och_dist.kernels.candidates import Candidates, merge_candidates
 from och_dist.kernels.euclidean import euclidean_top_k
-from och_dist.stage import Context
-from och_dist.store import Corpus, CorpusRef, Neighbors
+from och_dist.options import Option, QueryDataset, ResultFile, checked
+from och_dist.sources import open_queries
+from och_dist.stage import Context, Report, Stopwatch, require_room
+from och_dist.store import (
+    Corpus,
+    CorpusRef,
+    Neighbors,
+    canonical,
+    check_output,
+    open_corpus,
+    read_about,
+    save_neighbors,
+    sha256,
+)
 
 PIECE_BYTES = 32 << 20
 """What the driver holds of a result at a time."""
@@ -23,6 +42,57 @@ GUIDE_CHUNKS = 4
 GUIDE_ROWS = 4096
 GUIDE_SLACK = 1.5
 NO_ROWS = np.empty(0, np.int64)
+
+
+@checked
+def truth(
+    corpus: str,
+    queries: Any,
+    output: Annotated[str, ResultFile],
+    *,
+    k: Annotated[int | None, Option("Neighbours per query.", flags="-k", at_least=1)] = None,
+    fraction: Annotated[
+        float | None, Option("Share of the corpus that counts as neighbours, such as 0.02.", above=0, at_most=1)
+    ] = None,
+    dataset: QueryDataset = None,
+    context: Context | None = None,
+) -> Report:
+    """Write the ``k`` (or the nearest ``fraction`` of the corpus) exact neighbours of every query."""
+    watch, context = Stopwatch("truth"), context or Context()
+    check_output(output)
+    opened, asked = open_corpus(corpus), open_queries(queries, dataset=dataset)
+    asked.require_dim(opened.dim, "the corpus")
+    k = _resolve_k(opened.rows, k, fraction)
+    width = min(k, opened.rows) if asked.rows else k
+    about = {
+        "kind": "euclidean",
+        "key": sha256(canonical([opened.fingerprint, asked.fingerprint, k])),
+        "k": k,
+        "rows": opened.rows,
+        "corpus_fingerprint": opened.fingerprint,
+        "queries_fingerprint": asked.fingerprint,
+    }
+    facts: dict[str, Any] = {
+        "corpus": opened.url,
+        "queries": asked.rows,
+        "k": width,
+        "rows": opened.rows,
+        "output": output,
+    }
+    if output.endswith(".zarr") and (read_about(output) or {}).get("key") == about["key"]:
+        return watch.report("nothing to do", **facts)
+    require_room(opened, context, "a pass over the corpus")
+    with contextlib.closing(exact_neighbors(opened, asked.read, asked.rows, k, context)) as found:
+        save_neighbors(output, found, queries=asked.rows, width=width, batch=piece_size(width), about=about)
+    return watch.report(**facts)
+
+
+def _resolve_k(rows: int, k: int | None, fraction: float | None) -> int:
+    if k is not None and fraction is None:
+        return k
+    if fraction is not None and k is None:
+        return max(1, int(fraction * rows))
+    raise UsageError(f"k={k}, fraction={fraction}; give exactly one of -k and --fraction")
 
 
 @dataclass(frozen=True)
@@ -37,7 +107,7 @@ class NearestRows:
 
 
 @dataclass(frozen=True)
-class QueryBatch:
+class LimitedQueries:
     """Query vectors (q, d), per query a squared distance beyond which rows need not be reported, and global rows
     (ascending) that are no candidates at all."""
 
@@ -46,26 +116,13 @@ class QueryBatch:
     without: np.ndarray
 
 
-@dataclass(frozen=True)
-class MergeCandidates:
-    k: int
-
-    def __call__(self, parts: Sequence[Candidates]) -> Candidates:
-        return merge_candidates(parts, self.k)
+def queries_of_piece(size: int, found: Candidates, number: int) -> Candidates:
+    """The candidates of the ``number``-th ``size`` queries."""
+    last = len(found.offsets) - 1
+    return found.of_queries(min(number * size, last), min((number + 1) * size, last))
 
 
-@dataclass(frozen=True)
-class PieceOfQueries:
-    """The candidates of ``size`` queries, by the number of the piece."""
-
-    size: int
-
-    def __call__(self, found: Candidates, number: int) -> Candidates:
-        last = len(found.offsets) - 1
-        return found.of_queries(min(number * self.size, last), min((number + 1) * self.size, last))
-
-
-def nearest_rows(task: NearestRows, batch: QueryBatch) -> Candidates:
+def nearest_rows(task: NearestRows, batch: LimitedQueries) -> Candidates:
     """The nearest rows of one partition, exact."""
     best: Candidates | None = None
     for first, block in task.corpus.open().blocks(task.start, task.stop):
@@ -125,7 +182,7 @@ def _search_pieces(
 ) -> Iterator[Neighbors]:
     """Guessed limits keep far rows off the network; where the guess was too low for a query, that query is searched
     again without it, so the answer never depends on the guess."""
-    batch = QueryBatch(vectors, _guess(corpus, vectors, width, without, context), without)
+    batch = LimitedQueries(vectors, _guess(corpus, vectors, width, without, context), without)
     for number, found in enumerate(_search(corpus, batch, width, size, context)):
         counts = np.diff(found.offsets)
         short = np.flatnonzero(counts < width)
@@ -133,7 +190,7 @@ def _search_pieces(
             distances, rows = found.dense(width)
         else:
             distances, rows = np.empty((len(counts), width)), np.empty((len(counts), width), np.int64)
-            missed = QueryBatch(vectors[number * size + short], np.full(len(short), np.inf), without)
+            missed = LimitedQueries(vectors[number * size + short], np.full(len(short), np.inf), without)
             for again in _search(corpus, missed, width, size, context):
                 distances[short], rows[short] = again.dense(width)
             for query in np.flatnonzero(counts >= width):
@@ -142,14 +199,14 @@ def _search_pieces(
         yield Neighbors(np.sqrt(distances), rows)
 
 
-def _search(corpus: Corpus, batch: QueryBatch, k: int, size: int, context: Context) -> Iterator[Candidates]:
+def _search(corpus: Corpus, batch: LimitedQueries, k: int, size: int, context: Context) -> Iterator[Candidates]:
     """The ranked candidates of ``size`` queries at a time."""
     return reduce_in_pieces(
         nearest_rows,
         [NearestRows(corpus.ref, start, stop, k) for start, stop in corpus.partitions()],
-        MergeCandidates(k),
+        partial(merge_candidates, k=k),
         pieces=-(-len(batch.vectors) // size),
-        cut=PieceOfQueries(size),
+        cut=partial(queries_of_piece, size),
         finish=Candidates.rank,
         client=context.client,
         name="nearest_rows",
@@ -170,10 +227,10 @@ def _guess(corpus: Corpus, vectors: np.ndarray, k: int, without: np.ndarray, con
     nearest = reduce_tasks(
         nearest_rows,
         [NearestRows(corpus.ref, start, stop, place + 1, step) for start, stop in chosen],
-        MergeCandidates(place + 1),
+        partial(merge_candidates, k=place + 1),
         client=context.client,
         name="guide_rows",
-        shared=QueryBatch(vectors, np.full(len(vectors), np.inf), without),
+        shared=LimitedQueries(vectors, np.full(len(vectors), np.inf), without),
     )
     distances, _ = nearest.dense(place + 1)
     return distances[:, -1] if distances.shape[1] else np.full(len(vectors), np.inf)

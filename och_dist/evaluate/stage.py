@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import numpy as np
 
 from och_dist.cluster import reduce_tasks, thread_shares
-from och_dist.errors import BadInputError
+from och_dist.errors import BadInputError, UsageError
+from och_dist.evaluate.exact import truth as exact_truth
 from och_dist.kernels.hamming import count_rows, hamming_histogram, lay_out
 from och_dist.kernels.packing import code_words
 from och_dist.kernels.ranking import evaluate_histograms
@@ -27,6 +28,7 @@ from och_dist.store import (
     IndexRef,
     StoredNeighbors,
     canonical,
+    find_index,
     open_neighbors,
     sha256,
     write_text,
@@ -147,6 +149,34 @@ def evaluate(
     if output is not None:
         write_text(output, json.dumps({**facts, "key": key}, indent=1))
     return watch.report(**facts)
+
+
+@checked
+def measure_quality(
+    corpus: str,
+    index: str,
+    queries: str,
+    folder: str,
+    *,
+    k: Annotated[int, Option("True neighbours of a query.", at_least=1)] = 100,
+    dataset: QueryDataset = None,
+    context: Context | None = None,
+) -> Report:
+    """Evaluate ``index`` on ``queries``; truth and figures are kept in ``folder``, and made anew for a new version.
+
+    Without queries ('') there is nothing to do, and neither is there with deleted rows, which the truth would count.
+    """
+    watch, current = Stopwatch("quality"), find_index(index)
+    if not queries:
+        return watch.report("nothing to do", why="no queries are named")
+    if "://" in folder:
+        raise UsageError(f"folder={folder!r}: results are written to a local path; name one")
+    if current is None or current.live_rows < current.rows:
+        return watch.report("nothing to do", why="no version, or one with deleted rows")
+    place = f"{folder}/truth.zarr"
+    exact_truth(corpus, queries, place, k=k, dataset=dataset, context=context)
+    report = evaluate(index, queries, place, output=f"{folder}/evaluation.json", dataset=dataset, context=context)
+    return watch.report(report.status, **report.facts)
 
 
 def _pairs(task: CountDistances) -> int:

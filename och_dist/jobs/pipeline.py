@@ -26,7 +26,7 @@ STAGES = {
     "ingest": "och_dist.ingest.stage:ingest",
     "train": "och_dist.train.stage:train",
     "encode": "och_dist.encode.stage:encode",
-    "truth": "och_dist.evaluate.exact_truth:truth",
+    "truth": "och_dist.evaluate.exact:truth",
     "search": "och_dist.search.stage:search",
     "evaluate": "och_dist.evaluate.stage:evaluate",
     "compare": "och_dist.report.comparison:compare_with_report",
@@ -38,7 +38,7 @@ STAGES = {
     "model": "och_dist.train.drift_gate:renew",
     "check": "och_dist.upkeep.job_check:check_jobs",
     "publish": "och_dist.encode.publication:publish_new",
-    "quality": "och_dist.evaluate.quality:measure_quality",
+    "quality": "och_dist.evaluate.stage:measure_quality",
     "gc": "och_dist.upkeep.housekeeping:gc",
 }
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")

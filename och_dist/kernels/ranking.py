@@ -76,13 +76,16 @@ def pooled_area(n: np.ndarray, g: np.ndarray, *, include_last: bool = False) -> 
 def precision_at(n: np.ndarray, g: np.ndarray, k: int) -> np.ndarray:
     """Expected share (q,) of relevant rows among the first ``k``; missing rows (k > rows) count as misses."""
     n, g = _checked(n, g)
-    return _expected_found(n, g, [k])[:, 0] / k
+    return found_at(n, g, [k])[:, 0] / k
 
 
-def recall_at(n: np.ndarray, g: np.ndarray, ks: Sequence[int]) -> np.ndarray:
-    """Expected share (q, len(ks)) of the relevant rows that is found among the first k, for each k."""
-    n, g = _checked(n, g)
-    return _expected_found(n, g, ks) / g.sum(axis=1, keepdims=True)
+def found_at(n: np.ndarray, g: np.ndarray, ks: Sequence[int]) -> np.ndarray:
+    """Expected number (q, len(ks)) of relevant rows among the first k; a tie group cut by k gives its share."""
+    if any(k < 1 for k in ks):
+        raise UsageError(f"k={min(ks)}; expected a rank of at least 1")
+    before, size = _before(n), np.maximum(n, 1.0)
+    found = [(g * np.clip(k - before, 0.0, n) / size).sum(axis=1) for k in ks]
+    return np.stack(found, axis=1) if found else np.empty((len(n), 0))
 
 
 def recall_grid(n_rows: int) -> list[int]:
@@ -112,7 +115,7 @@ def evaluate_histograms(n: np.ndarray, g: np.ndarray, *, ks: Sequence[int] | Non
     n, g = _checked(n, g)
     rows, relevant = int(n.sum(axis=1).max()), g.sum(axis=1)
     grid = [int(k) for k in ks] if ks is not None else recall_grid(rows)
-    found = _expected_found(n, g, grid)
+    found = found_at(n, g, grid)
     return {
         "queries": len(n),
         "rows": rows,
@@ -147,15 +150,6 @@ def _checked(n: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _before(counts: np.ndarray) -> np.ndarray:
     """Sum over the smaller distances, (q, D)."""
     return np.cumsum(counts, axis=1) - counts
-
-
-def _expected_found(n: np.ndarray, g: np.ndarray, ks: Sequence[int]) -> np.ndarray:
-    """Expected number (q, len(ks)) of relevant rows among the first k: a tie group cut by k gives its share."""
-    if any(k < 1 for k in ks):
-        raise UsageError(f"k={min(ks)}; expected a rank of at least 1")
-    before, size = _before(n), np.maximum(n, 1.0)
-    found = [(g * np.clip(k - before, 0.0, n) / size).sum(axis=1) for k in ks]
-    return np.stack(found, axis=1) if found else np.empty((len(n), 0))
 
 
 def _harmonic_difference(start: np.ndarray, count: np.ndarray) -> np.ndarray:

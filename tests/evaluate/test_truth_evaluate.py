@@ -14,7 +14,7 @@ from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, ConflictError, UsageError
 from och_dist.evaluate import exact as stage
 from och_dist.evaluate import stage as evaluate_stage
-from och_dist.evaluate.exact_truth import truth
+from och_dist.evaluate.exact import truth
 from och_dist.evaluate.stage import evaluate
 from och_dist.kernels.ranking import evaluate_histograms
 from och_dist.search.stage import open_index, search

@@ -16,10 +16,10 @@ from och_dist.kernels.ranking import (
     bit_balance,
     bit_entropy,
     evaluate_histograms,
+    found_at,
     mean_average_precision,
     pooled_area,
     precision_at,
-    recall_at,
     recall_grid,
 )
 
@@ -68,7 +68,7 @@ def test_expectations_equal_the_mean_over_all_orders(queries):
     for k in (1, 2, 5, 9):
         found = [enumerated(items, lambda order, k=k: sum(order[:k])) for items in queries]
         np.testing.assert_allclose(precision_at(n, g, k), np.array(found) / k, rtol=1e-12)
-        np.testing.assert_allclose(recall_at(n, g, [k])[:, 0], found / g.sum(axis=1), rtol=1e-12)
+        np.testing.assert_allclose(found_at(n, g, [k])[:, 0], found, rtol=1e-12)
 
 
 def test_seven_tied_items():
@@ -160,7 +160,9 @@ def test_report_is_plain_and_complete():
     assert report["precision_at_100"] == pytest.approx(precision_at(n, g, 100).mean())
     assert report["ks"] == [1, 10]
     assert report["precision"] == pytest.approx([precision_at(n, g, k).mean() for k in (1, 10)])
-    assert report["recall"] == pytest.approx(recall_at(n, g, [1, 10]).mean(axis=0).tolist())
+    assert report["recall"] == pytest.approx(
+        (found_at(n, g, [1, 10]) / g.sum(axis=1, keepdims=True)).mean(axis=0).tolist()
+    )
     rows = int(n.sum(axis=1).max())
     full = evaluate_histograms(n, g)
     assert full["ks"][-1] == full["rows"] == rows
@@ -200,4 +202,4 @@ def test_impossible_options_are_refused():
 
 def test_all_rows_hold_all_relevant_ones_exactly():
     for n, g in ((25, 7), (22, 15), (49, 1)):
-        assert recall_at(np.array([[n]]), np.array([[g]]), [n]).tolist() == [[1.0]]
+        assert found_at(np.array([[n]]), np.array([[g]]), [n]).tolist() == [[g]]

@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster
 
 from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, UsageError
-from och_dist.evaluate.exact_truth import truth
+from och_dist.evaluate.exact import truth
 from och_dist.ingest.stage import ingest
 from och_dist.kernels.packing import unpack_bits
 from och_dist.search import choice as choose

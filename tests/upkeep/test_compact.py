@@ -17,7 +17,7 @@ from och_dist.encode import stage as encoding
 from och_dist.encode.publication import publish
 from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
-from och_dist.evaluate.exact_truth import truth
+from och_dist.evaluate.exact import truth
 from och_dist.evaluate.stage import evaluate
 from och_dist.search.stage import open_index
 from och_dist.store.corpus import open_corpus

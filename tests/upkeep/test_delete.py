@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
-from och_dist.evaluate.exact_truth import truth
+from och_dist.evaluate.exact import truth
 from och_dist.evaluate.stage import evaluate
 from och_dist.search.stage import open_index
 from och_dist.store.index import open_version
