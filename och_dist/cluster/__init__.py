@@ -21,7 +21,7 @@ from och_dist.cluster.dask_arrays import (
     stack_rows,
 )
 from och_dist.cluster.held_values import ask_values, begin_asking, derive_values, hold_values
-from och_dist.cluster.machine import describe_machine
+from och_dist.cluster.machine import describe_machine, usable_cores
 from och_dist.cluster.outcome import answer_seconds
 from och_dist.cluster.tasks import FAN_IN, map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
 
@@ -49,6 +49,7 @@ __all__ = [
     "shared_value",
     "stack_rows",
     "thread_shares",
+    "usable_cores",
     "warm",
     "workers_of",
 ]

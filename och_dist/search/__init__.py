@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from och_dist.search.bucket_tables import build_tables
-from och_dist.search.filters import RowSet, read_row_set, row_set
-from och_dist.search.ids import corpus_of_index, find_rows, read_ids_given
-from och_dist.search.questions import partitions_of
-from och_dist.search.searcher import Searcher, open_index
+from och_dist.search.filters import RowSet, find_rows, read_ids_given, read_row_set, row_set
+from och_dist.search.placement import partitions_of
+from och_dist.search.searcher import Searcher, corpus_of_index, open_index
 from och_dist.search.stage import check_truth, search
 
 __all__ = [

@@ -1,39 +1,46 @@
-"""Where the codes of a search are held: in the threads of this process, pinned on workers, or read anew each time.
+"""Where the codes of a search are: in this process, held on workers, or read anew for each batch of queries.
 
-All three answer the same questions with the same result; :func:`hold` picks by memory.
+All three answer the same questions with the same result; :func:`place_codes` picks by memory.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import threading
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from och_dist.cluster import ask_values, begin_asking, derive_values, hold_values, reduce_tasks, workers_of
-from och_dist.search.filters import Selection
-from och_dist.search.questions import (
-    Partition,
-    QueryBatch,
-    Question,
-    ResidentCodes,
-    laid_out_bytes,
-    load_partition,
-    partitions_of,
+from och_dist.cluster import (
+    ask_values,
+    begin_asking,
+    derive_values,
+    hold_values,
+    reduce_tasks,
+    usable_cores,
+    workers_of,
 )
-from och_dist.store import Index
+from och_dist.kernels.buckets import BucketTables, code_bytes
+from och_dist.kernels.hamming import CodeBlock, lay_out
+from och_dist.search.filters import Selection
+from och_dist.search.questions import QueryBatch, Question
+from och_dist.store import CodeChunk, Index, IndexRef, TablePartition, open_tables
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
 CACHE_BYTES = 2 << 30
-PINNED_SHARE = 0.4
+"""Codes that this process may hold."""
+
+HELD_SHARE = 0.4
+"""Of the memory of workers, so much may be held codes."""
+
+MAX_PARTITION_BYTES = 256 << 20
 STREAM_BYTES = 16 << 20
 MAX_TASKS = 512
 KEPT_SELECTIONS = 4
@@ -45,201 +52,283 @@ FEW_QUERIES = 64
 FEW_ANSWERS = 32
 """Up to so many threads of workers are asked at once and answer this process; more are merged on the way, by tasks."""
 
+MOST_PAIRS = 1 << 36
+"""Queries times codes that held codes are asked at a time, some seconds of work: then there is progress to tell."""
+
+LEAST_QUERIES = 256
+"""So many share one pass over the codes anyway."""
 
 Answer = Callable[[], Any]
 Advance = Callable[[int], None]
 
 
-def quietly(count: int) -> None:
-    """Tells nobody about progress."""
-
-
 @dataclass(frozen=True)
-class AnswerPartition:
-    """Read a partition, piece by piece, and answer a question from it."""
+class Partition:
+    """Adjoining chunks of an index version."""
 
-    partition: Partition
-    question: Question
-    selection: Selection
-    share: int = 0
-    """Of the queries, so many count as done when it is."""
+    index: IndexRef
+    chunks: tuple[CodeChunk, ...]
+    tables: TablePartition | None = None
+    """Its bucket tables, where a search is to use them."""
+
+    @property
+    def start(self) -> int:
+        return self.chunks[0].start if self.chunks else 0
+
+    @property
+    def stop(self) -> int:
+        return self.chunks[-1].stop if self.chunks else 0
 
 
-def answer_partition(task: AnswerPartition, queries: QueryBatch) -> Any:
-    """The answer of a partition that is not held: at most STREAM_BYTES of codes are in memory at a time."""
+def laid_out_bytes(index: Index) -> int:
+    """Memory of all codes of an index once they are laid out for scanning."""
+    return index.stored_rows * code_bytes(index.bits)
+
+
+def partitions_of(index: Index, at_least: int, most_bytes: int = MAX_PARTITION_BYTES) -> list[Partition]:
+    """All chunks in ``at_least`` partitions of similar size (as far as there are chunks), none over ``most_bytes``."""
+    count = max(at_least, -(-laid_out_bytes(index) // most_bytes), 1)
+    cuts = np.linspace(0, len(index.chunks), min(count, len(index.chunks)) + 1).astype(int).tolist()
+    return [Partition(index.ref, index.chunks[low:high]) for low, high in itertools.pairwise(cuts)]
+
+
+def with_tables(index: Index, parts: Sequence[TablePartition]) -> list[Partition]:
+    """Partitions of an index as its bucket tables cut it."""
+    return [Partition(index.ref, part.chunks, None if part.layout is None else part) for part in parts]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldCodes:
+    """The codes of one partition: rows ``start`` on, or ``row_numbers`` (n,); ``live`` (n,) bool, None: all of them."""
+
+    block: CodeBlock
+    start: int
+    stop: int
+    row_numbers: np.ndarray | None = None
+    live: np.ndarray | None = None
+    tables: BucketTables | None = None
+
+    def __sizeof__(self) -> int:
+        """What Dask reckons with."""
+        held = (self.block, self.row_numbers, self.live, self.tables)
+        return sum(part.nbytes for part in held if part is not None)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """How the kernels are told about row numbers and deleted rows."""
+        return {"first_row": self.start, "row_numbers": self.row_numbers, "live": self.live}
+
+    def selected(self, selection: Selection) -> HeldCodes:
+        """The same codes, of which only selected ones are live."""
+        if not selection:
+            return self
+        live = selection.live(self.start, self.stop, self.row_numbers)
+        return replace(self, live=live if self.live is None else live & self.live)
+
+    def cut(self, count: int) -> list[HeldCodes]:
+        """The same codes in about ``count`` parts, without copies; bucket tables are not taken apart."""
+        if self.tables is not None or count == 1:
+            return [self]
+        step = max(64, -(-self.block.n // (64 * count)) * 64)
+        return [self._part(low, min(low + step, self.block.n)) for low in range(0, self.block.n, step)]
+
+    def _part(self, low: int, high: int) -> HeldCodes:
+        numbers, live = (None if part is None else part[low:high] for part in (self.row_numbers, self.live))
+        start = self.start + low if numbers is None else int(numbers[0])
+        stop = self.start + high if numbers is None else int(numbers[-1]) + 1
+        return HeldCodes(self.block.part(low, high), start, stop, numbers, live)
+
+    def packed(self) -> np.ndarray:
+        """The codes (n, bytes) uint8 as they are stored."""
+        words = np.ascontiguousarray(self.block.groups.transpose(0, 2, 1)).reshape(-1, self.block.groups.shape[1])
+        return words.view(np.uint8)[: self.block.n, : -(-self.block.n_bits // 8)]
+
+
+def load_partition(partition: Partition) -> HeldCodes:
+    """Read and check the codes of a partition and lay them out."""
+    index, chunks = partition.index.open(), partition.chunks
+    codes = [np.empty((0, -(-index.bits // 8)), np.uint8), *(index.read(chunk) for chunk in chunks)]
+    numbers, lives = [index.row_numbers(chunk) for chunk in chunks], [index.live(chunk) for chunk in chunks]
+    row_numbers = live = None
+    if any(part is not None for part in numbers):
+        filled = zip(chunks, numbers, strict=True)
+        row_numbers = np.concatenate([np.arange(c.start, c.stop) if part is None else part for c, part in filled])
+    if any(part is not None for part in lives):
+        sizes = map(len, codes[1:])
+        live = np.concatenate(
+            [np.ones(n, bool) if part is None else part for n, part in zip(sizes, lives, strict=True)]
+        )
+    block = lay_out(np.concatenate(codes), index.bits)
+    tables = None if partition.tables is None else open_tables(index, partition.tables, block)
+    return HeldCodes(block, partition.start, partition.stop, row_numbers, live, tables)
+
+
+def answer_in_turn(question: Question, parts: Iterable[HeldCodes], queries: QueryBatch) -> Any:
+    """One partition after the other, each knowing what those before it found."""
     best: Any = None
-    for piece in pieces_of(task.partition):
-        held = load_partition(piece)
-        held = held.selected(task.selection) if task.selection else held
-        part = task.question.answer(held, queries, best)
-        best = part if best is None else task.question.merge([best, part])
+    for codes in parts:
+        part = question.chunk(codes, queries, best)
+        best = part if best is None else question.combine([best, part])
     return best
 
 
-def pieces_of(partition: Partition) -> list[Partition]:
-    """The chunks of a partition in pieces of about STREAM_BYTES of codes."""
-    index = partition.index.open()
-    rows = max(1, STREAM_BYTES // -(-index.bits // 8))
-    size = max(1, rows // max(1, partition.chunks[0].stop - partition.chunks[0].start))
-    chunks = partition.chunks
-    return [Partition(partition.index, chunks[i : i + size]) for i in range(0, len(chunks), size)]
+class Placement(ABC):
+    """Codes of an index at some place, which answer questions."""
+
+    @abstractmethod
+    def start(
+        self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance | None = None
+    ) -> Answer:
+        """Ask all codes; the answer waits for them. ``advance`` hears of the queries that are done, once of each."""
+
+    def close(self) -> None:  # noqa: B027
+        """Let go of what is held, if anything; another question would load it again."""
 
 
-class HeldHere:
+class Held(Placement):
+    """Codes in memory, which are asked long batches in pieces; the next is under way while one is awaited."""
+
+    def __init__(self, index: Index, partitions: Sequence[Partition]) -> None:
+        self.stored_rows, self.partitions = index.stored_rows, partitions
+        self._loading = threading.Lock()
+
+    @abstractmethod
+    def _start(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
+        """As :meth:`start`, all queries at once."""
+
+    def start(
+        self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance | None = None
+    ) -> Answer:
+        size = max(LEAST_QUERIES, MOST_PAIRS // max(1, self.stored_rows))
+        pieces = [queries[start : start + size] for start in range(0, max(1, len(queries)), size)]
+        first = self._start(question, pieces[0], selection)
+
+        def answers() -> Iterator[Any]:
+            following = first
+            for number, piece in enumerate(pieces, 1):
+                answer = following
+                if number < len(pieces):
+                    following = self._start(question, pieces[number], selection)
+                yield answer()
+                if advance is not None:
+                    advance(len(piece))
+
+        def answer_all() -> Any:
+            parts = list(answers())
+            return parts[0] if len(parts) == 1 else question.join(parts)
+
+        return answer_all
+
+
+class HeldHere(Held):
     """Codes in this process, searched by ``threads`` threads: queries are shared out, or rows when there are few."""
 
-    def __init__(self, partitions: Sequence[Partition], threads: int) -> None:
+    def __init__(self, index: Index, partitions: Sequence[Partition], threads: int) -> None:
+        super().__init__(index, partitions)
         self.threads = threads
-        self._partitions = partitions
-        self._loading = threading.Lock()
 
     @cached_property
     def pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self.threads, thread_name_prefix="och-search")
 
     @cached_property
-    def codes(self) -> list[ResidentCodes]:
-        return [load_partition(partition) for partition in self._partitions]
+    def codes(self) -> list[HeldCodes]:
+        return [load_partition(partition) for partition in self.partitions]
 
     @cached_property
-    def halves(self) -> list[ResidentCodes]:
-        """The codes cut for single queries, which all threads share."""
-        return [part for held in self.codes for part in held.halves(self.threads if held.block.n >= FEW_ROWS else 1)]
+    def shares(self) -> list[HeldCodes]:
+        """The codes cut for few queries, which all threads share."""
+        return [part for codes in self.codes for part in codes.cut(self.threads if codes.block.n >= FEW_ROWS else 1)]
 
-    def start(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
+    def _start(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
+        few = len(queries) < self.threads and not selection
         with self._loading:
-            codes, halves = self.codes, self.halves if len(queries) < self.threads and not selection else None
-        if selection:
-            codes = [held.selected(selection) for held in codes]
-        return lambda: self._answer(question, queries, codes, halves)
+            codes = self.shares if few else self.codes
+        return lambda: self._answer(question, queries, [part.selected(selection) for part in codes], few)
 
-    def _answer(
-        self, question: Question, queries: QueryBatch, codes: list[ResidentCodes], halves: list[ResidentCodes] | None
-    ) -> Any:
-        if self.threads == 1 or (halves is not None and len(halves) == 1):
+    def _answer(self, question: Question, queries: QueryBatch, codes: list[HeldCodes], few: bool) -> Any:
+        if self.threads == 1 or (few and len(codes) == 1):
             return answer_in_turn(question, codes, queries)
-        if halves is not None:
-            return question.merge(list(self.pool.map(lambda held: question.answer(held, queries), halves)))
-        size = -(-len(queries) // self.threads)
-        tiles = [queries[i : i + size] for i in range(0, len(queries), size)]
+        if few:
+            return question.combine(list(self.pool.map(lambda part: question.chunk(part, queries), codes)))
+        size = max(1, -(-len(queries) // self.threads))
+        tiles = [queries[i : i + size] for i in range(0, max(1, len(queries)), size)]
         return question.join(list(self.pool.map(lambda tile: answer_in_turn(question, codes, tile), tiles)))
 
     def close(self) -> None:
         with self._loading:
-            held = [self.__dict__.pop(name, None) for name in ("codes", "halves", "pool")]
+            held = [self.__dict__.pop(name, None) for name in ("codes", "shares", "pool")]
         if held[-1] is not None:
             held[-1].shutdown()
 
 
-def answer_in_turn(question: Question, codes: Sequence[ResidentCodes], queries: QueryBatch) -> Any:
-    """One partition after the other, each knowing what those before it found."""
-    best: Any = None
-    for held in codes:
-        part = question.answer(held, queries, best)
-        best = part if best is None else question.merge([best, part])
-    return best
-
-
-class ReadEachTime:
-    """Codes that do not fit in memory: every batch of queries reads them, by partition, here or on the workers."""
-
-    def __init__(self, index: Index, client: Client | None, threads: int) -> None:
-        self.client, self.threads = client, threads
-        self._partitions = partitions_of(index, 1 if client is None else min(MAX_TASKS, len(index.chunks)))
-
-    def start(
-        self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance = quietly
-    ) -> Answer:
-        shares = np.diff(np.linspace(0, len(queries), len(self._partitions) + 1).astype(int)).tolist()
-        tasks = [
-            AnswerPartition(part, question, selection.within(part.start, part.stop), share)
-            for part, share in zip(self._partitions, shares, strict=True)
-        ]
-        return lambda: self._answer(tasks, question, queries, advance)
-
-    def _answer(self, tasks: list[AnswerPartition], question: Question, queries: QueryBatch, advance: Advance) -> Any:
-        if self.client is not None or self.threads == 1:
-            return reduce_tasks(
-                answer_partition, tasks, question.merge, client=self.client, name="search_partition", shared=queries,
-                advance=None if advance is quietly else advance, weight=lambda task: task.share,
-            )  # fmt: skip
-        best: Any = None
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="och-search") as pool:
-            for task, part in zip(tasks, pool.map(lambda task: answer_partition(task, queries), tasks), strict=True):
-                best = part if best is None else question.merge([best, part])
-                advance(task.share)
-        return best
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class PinnedOnWorkers:
+class HeldOnWorkers(Held):
     """Codes that stay on the workers between batches. A lost worker's partitions are read again by another.
 
     Each worker holds a partition and answers all queries from it; of an index so small that every worker can hold a
     copy (``copies``), each answers a share of the queries, and few queries are all answered by one.
     """
 
-    def __init__(self, partitions: Sequence[Partition], client: Client, threads: int, *, copies: bool = False) -> None:
+    def __init__(
+        self, index: Index, partitions: Sequence[Partition], client: Client, threads: int, *, copies: bool = False
+    ) -> None:
+        super().__init__(index, partitions)
         self.client, self.threads, self.copies = client, threads, copies
-        self._partitions = partitions
-        self._loading = threading.Lock()
-        self._pinned: list[Future] | None = None
+        self._held: list[Future] | None = None
         self._selected: dict[Selection, list[Future]] = {}
         self._turn = itertools.count()
         self._uneven = self._apart = False
 
-    def _pin(self, selection: Selection) -> list[Future]:
+    def _futures(self, selection: Selection) -> list[Future]:
         """The held codes, of which ``selection`` is live."""
         with self._loading:
             client = self.client
-            if self._pinned is None:
-                self._pinned = hold_values(load_partition, self._partitions, client=client, name="hold_codes")
+            if self._held is None:
+                self._held = hold_values(load_partition, self.partitions, client=client, name="hold_codes")
             if not selection:
-                return self._pinned
+                return self._held
             if selection not in self._selected:
-                parts = [selection.within(part.start, part.stop) for part in self._partitions]
-                chosen = derive_values(ResidentCodes.selected, self._pinned, parts, client=client, name="select_codes")
+                parts = [selection.within(part.start, part.stop) for part in self.partitions]
+                chosen = derive_values(HeldCodes.selected, self._held, parts, client=client, name="select_codes")
                 for oldest in list(self._selected)[: 1 - KEPT_SELECTIONS]:
                     del self._selected[oldest]
                 self._selected[selection] = chosen
             return self._selected[selection]
 
-    def start(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
+    def _start(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
         self._spread_again()
-        futures = self._pin(selection)
-        payloads, combine = [queries] * len(futures), question.merge
+        futures = self._futures(selection)
+        payloads, merge_all = [queries] * len(futures), question.combine
         if self.copies:
             size = max(FEW_QUERIES, -(-len(queries) // len(futures)))
-            payloads, combine = [queries[i : i + size] for i in range(0, len(queries), size)], question.join
-            turn = next(self._turn)
+            payloads = [queries[i : i + size] for i in range(0, max(1, len(queries)), size)]
+            merge_all, turn = question.join, next(self._turn)
             futures = [futures[(turn + i) % len(futures)] for i in range(len(payloads))]
         if self.threads > FEW_ANSWERS or not all(future.done() for future in futures):
-            return self._scheduled(question, futures, payloads, combine)
-        merge = None if self.copies or self._apart else question.merge
-        finish = ask_values(question.answer, futures, payloads, client=self.client, merge=merge)
+            return self._scheduled(question, futures, payloads, merge_all)
+        merge = None if self.copies or self._apart else question.combine
+        finish = ask_values(question.chunk, futures, payloads, client=self.client, merge=merge)
 
         def answer() -> Any:
             parts = finish()
             if parts is not None:
-                return combine(parts)
+                return merge_all(parts)
             self._uneven, self._apart = self.copies, True  # two workers may hold one partition for a while
-            return self._scheduled(question, futures, payloads, combine)()
+            return self._scheduled(question, futures, payloads, merge_all)()
 
         return answer
 
     def _spread_again(self) -> None:
         """After a loss one worker holds several copies; hold them anew as soon as there are enough workers."""
-        if self._uneven and len(self.client.nthreads()) >= len(self._partitions):
+        if self._uneven and len(self.client.nthreads()) >= len(self.partitions):
             self._uneven = False
             self.close()
 
     def _scheduled(
-        self, question: Question, futures: list[Future], payloads: list[QueryBatch], combine: Callable[..., Any]
+        self, question: Question, futures: list[Future], payloads: list[QueryBatch], merge: Callable[..., Any]
     ) -> Answer:
         finish = begin_asking(
-            question.answer, futures, payloads, combine, client=self.client, name="search_codes",
+            question.chunk, futures, payloads, merge, client=self.client, name="search_codes",
             nbytes=sum(payload.nbytes for payload in payloads),
         )  # fmt: skip
 
@@ -255,16 +344,72 @@ class PinnedOnWorkers:
     def close(self) -> None:
         """Let the workers forget the codes."""
         with self._loading:
-            self._pinned, self._apart = None, False
+            self._held, self._apart = None, False
             self._selected.clear()
 
 
-Holder = HeldHere | PinnedOnWorkers | ReadEachTime
+@dataclass(frozen=True)
+class SearchPartition:
+    """Read a partition, piece by piece, and answer a question from it."""
+
+    partition: Partition
+    question: Question
+    selection: Selection
+    share: int = 0
+    """Of the queries, so many count as done when it is."""
+
+
+def search_partition(task: SearchPartition, queries: QueryBatch) -> Any:
+    """The answer of a partition that is not held: at most STREAM_BYTES of codes are in memory at a time."""
+    pieces = pieces_of(task.partition)
+    return answer_in_turn(task.question, (load_partition(piece).selected(task.selection) for piece in pieces), queries)
+
+
+def pieces_of(partition: Partition) -> list[Partition]:
+    """The chunks of a partition in pieces of about STREAM_BYTES of codes."""
+    index, chunks = partition.index.open(), partition.chunks
+    rows = max(1, STREAM_BYTES // -(-index.bits // 8))
+    size = max(1, rows // max(1, chunks[0].stop - chunks[0].start))
+    return [Partition(partition.index, chunks[i : i + size]) for i in range(0, len(chunks), size)]
+
+
+class ReadEachTime(Placement):
+    """Codes that do not fit in memory: every batch of queries reads them, by partition, here or on the workers."""
+
+    def __init__(self, index: Index, client: Client | None, threads: int) -> None:
+        self.client, self.threads = client, threads
+        self.partitions = partitions_of(index, 1 if client is None else min(MAX_TASKS, len(index.chunks)))
+
+    def start(
+        self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance | None = None
+    ) -> Answer:
+        shares = np.diff(np.linspace(0, len(queries), len(self.partitions) + 1).astype(int)).tolist()
+        tasks = [
+            SearchPartition(part, question, selection.within(part.start, part.stop), share)
+            for part, share in zip(self.partitions, shares, strict=True)
+        ]
+        return lambda: self._answer(tasks, question, queries, advance)
+
+    def _answer(
+        self, tasks: list[SearchPartition], question: Question, queries: QueryBatch, advance: Advance | None
+    ) -> Any:
+        if self.client is not None or self.threads == 1:
+            return reduce_tasks(
+                search_partition, tasks, question.combine, client=self.client, name="search_partition",
+                shared=queries, advance=advance, weight=lambda task: task.share,
+            )  # fmt: skip
+        best: Any = None
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="och-search") as pool:
+            for task, part in zip(tasks, pool.map(lambda task: search_partition(task, queries), tasks), strict=True):
+                best = part if best is None else question.combine([best, part])
+                if advance is not None:
+                    advance(task.share)
+        return best
 
 
 @dataclass(frozen=True)
-class Room:
-    """What there is to hold codes with: threads of this process or of workers, and memory (bytes)."""
+class Capacity:
+    """What can hold codes: ``threads`` of this process or of ``workers``, and ``memory`` (bytes)."""
 
     client: Client | None
     threads: int
@@ -272,37 +417,31 @@ class Room:
     workers: int = 0
 
     @classmethod
-    def of(cls, client: Client | None, threads: int | None) -> Room:
+    def of(cls, client: Client | None, threads: int | None) -> Capacity:
+        """That of this process, or of the workers of a cluster."""
         if client is None:
             return cls(None, threads or usable_cores(), CACHE_BYTES)
         workers = workers_of(client)
         slots = sum(worker.get("nthreads") or 1 for worker in workers)
         memory = sum(worker.get("memory_limit") or CACHE_BYTES for worker in workers)
-        return cls(client, max(1, min(slots, MAX_TASKS)), int(PINNED_SHARE * memory), len(workers))
-
-    def copies_fit(self, size: int) -> bool:
-        """Whether every worker may hold a copy of ``size`` bytes; one with many threads would use one of them."""
-        few = 1 < self.workers == self.threads <= FEW_ANSWERS
-        return few and size <= COPIED_BYTES and size * self.workers <= self.memory
-
-    def hold(self, partitions: Sequence[Partition]) -> HeldHere | PinnedOnWorkers:
-        """Keep partitions in memory."""
-        if self.client is None:
-            return HeldHere(partitions, self.threads)
-        return PinnedOnWorkers(partitions, self.client, self.threads)
+        return cls(client, max(1, min(slots, MAX_TASKS)), int(HELD_SHARE * memory), len(workers))
 
 
-def hold_flat(index: Index, room: Room, *, resident: bool | None) -> Holder:
+def hold(index: Index, partitions: Sequence[Partition], capacity: Capacity) -> Held:
+    """Keep partitions in memory."""
+    if capacity.client is None:
+        return HeldHere(index, partitions, capacity.threads)
+    return HeldOnWorkers(index, partitions, capacity.client, capacity.threads)
+
+
+def place_codes(index: Index, capacity: Capacity, *, resident: bool | None) -> Placement:
     """Hold the codes of an index in memory, unless ``resident`` is False or, by default, they would take too much."""
-    fits = laid_out_bytes(index) <= room.memory if resident is None else resident
-    if fits and room.client is not None and room.copies_fit(laid_out_bytes(index)):
-        whole = partitions_of(index, 1)
-        return PinnedOnWorkers(whole * room.workers, room.client, room.threads, copies=True)
-    if fits:
-        return room.hold(partitions_of(index, 1 if room.client is None else room.threads))
-    return ReadEachTime(index, room.client, room.threads if room.client is None else 1)
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    client, threads, workers, size = capacity.client, capacity.threads, capacity.workers, laid_out_bytes(index)
+    if not index.live_rows:
+        return HeldHere(index, [Partition(index.ref, ())], 1)
+    if not (size <= capacity.memory if resident is None else resident):
+        return ReadEachTime(index, client, threads if client is None else 1)
+    few = 1 < workers == threads <= FEW_ANSWERS  # a worker with many threads would use one of them
+    if client is not None and few and size <= COPIED_BYTES and size * workers <= capacity.memory:
+        return HeldOnWorkers(index, partitions_of(index, 1) * workers, client, threads, copies=True)
+    return hold(index, partitions_of(index, 1 if client is None else threads), capacity)

@@ -1,4 +1,4 @@
-"""Whether a search should scan all codes or use bucket tables: predicted from a sample of the codes, by measured costs.
+"""How codes are scanned: all of them or by bucket tables, as predicted from a sample of the codes, by measured costs.
 
 Uniform random codes would be easy to predict and tell nothing: learned codes are skewed, their neighbours near and
 their buckets of very different sizes. So a few of the queries are compared with a sample of the codes. That gives, for
@@ -8,20 +8,28 @@ codes lie in the buckets on the way.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import comb, log
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from och_dist.errors import UsageError
 from och_dist.kernels.buckets import ALLOWANCE, COSTS, Costs, cut_bits, read_substring
 from och_dist.kernels.packing import code_words
+from och_dist.search.filters import Selection
+from och_dist.search.placement import Capacity
+from och_dist.search.questions import QueryBatch, Question
 from och_dist.store import Index, TablePartition, find_tables
 
-Method = Literal["flat", "multi-index"]
+SearchMethod = Literal["auto", "flat", "multi-index"]
+
+LOAD_NANOSECONDS_PER_BYTE = 2.0
+"""Reading and laying out a byte of bucket tables (measured: 1.2 to 2.0, one thread)."""
+
 SAMPLE_CHUNKS = 8
 SAMPLE_ROWS = 1 << 16
 PROBES = 16
@@ -39,7 +47,7 @@ NEAREST = 32
 class Plan:
     """The method to use, why, and the predicted nanoseconds of one query by either."""
 
-    method: Method
+    method: SearchMethod
     reason: str
     flat: float = 0.0
     multi_index: float = 0.0
@@ -165,45 +173,9 @@ def sample_codes(index: Index) -> np.ndarray:
     return np.concatenate([block[::step] for block in blocks])
 
 
-def plan_search(
-    index: Index,
-    queries: np.ndarray,
-    *,
-    k: int | None = None,
-    radius: int | None = None,
-    memory: int | None = None,
-    live_share: float = 1.0,
-    partitions: Sequence[TablePartition] | None = None,
-    codes: np.ndarray | None = None,
-) -> Plan:
-    """How to search ``index`` for packed ``queries`` (q, bytes): the ``k`` nearest, or all within ``radius``.
-
-    ``memory`` are the bytes that tables may take, ``live_share`` is the part of the rows that a filter leaves.
-    Who plans often passes the ``partitions`` of :func:`find_tables` and the ``codes`` of :func:`sample_codes`.
-    """
-    if (k is None) == (radius is None):
-        raise UsageError(f"k={k} and radius={radius}; give one of the two")
-    partitions = find_tables(index) if partitions is None else partitions
-    needed = sum(part.nbytes(index) for part in partitions)
-    if needed == 0:
-        return Plan("flat", f"there are no bucket tables; 'och tables {index.url}' would make them")
-    if memory is not None and needed > memory:
-        return Plan("flat", f"the bucket tables take {needed / 1e6:.0f} MB, and {memory / 1e6:.0f} MB may be used")
-    if len(queries) == 0:
-        return Plan("flat", "there are no queries")
-    probes = queries[np.unique(np.linspace(0, len(queries) - 1, min(PROBES, len(queries))).astype(int))]
-    sample = Sample(sample_codes(index) if codes is None else codes, probes, index.bits)
-    tables = [Table(part.rows, 0 if part.layout is None else part.layout.substrings) for part in partitions]
-    wanted = None if k is None else max(1, round(k / max(live_share, 1e-9)))
-    flat, multi, reach = predict(sample, tables, k=wanted, radius=radius, n_queries=len(queries))
-    if FEW_LIVE * live_share < 1:
-        flat *= live_share
-    return make_plan(flat, multi, reach, rows=index.stored_rows, bits=index.bits, k=k)
-
-
 def make_plan(flat: float, multi: float, reach: float, *, rows: int, bits: int, k: int | None) -> Plan:
     """The faster of the two, and a sentence that says so."""
-    method: Method = "multi-index" if multi < MARGIN * flat else "flat"
+    method: SearchMethod = "multi-index" if multi < MARGIN * flat else "flat"
     what = f"neighbour {k} of" if k is not None else "the radius among"
     times = f"about {_milliseconds(multi)} a query by bucket tables, {_milliseconds(flat)} by a flat scan"
     return Plan(method, f"{times} ({what} {rows} codes is at distance {reach:.0f} of {bits})", flat, multi)
@@ -211,3 +183,99 @@ def make_plan(flat: float, multi: float, reach: float, *, rows: int, bits: int, 
 
 def _milliseconds(nanoseconds: float) -> str:
     return f"{nanoseconds / 1e6:.{max(0, 2 - int(np.floor(log(max(nanoseconds / 1e6, 1e-4), 10))))}f} ms"
+
+
+class Planner:
+    """Decides for each search of an index whether bucket tables answer it; ``reason`` says why, or why not.
+
+    Tables that are not loaded yet must earn it: they are taken once what they would have saved exceeds their loading.
+    They may take ``memory`` bytes. Codes that are not ``held`` leave no room for tables either.
+    """
+
+    def __init__(
+        self, index: Index, method: SearchMethod, capacity: Capacity, *, held: bool, memory: int | None
+    ) -> None:
+        if method not in get_args(SearchMethod):
+            raise UsageError(f"method {method!r} is not known; use one of {', '.join(get_args(SearchMethod))}")
+        self.index, self.method, self.held, self.memory = index, method, held, memory
+        self.capacity = capacity
+        self.reason = "nothing was searched yet"
+        self._plans: dict[Any, Plan] = {}
+        self._missed, self._loaded = 0.0, False
+        self._deciding = threading.Lock()
+        if method == "multi-index" and not self._has_tables:
+            raise UsageError(f"{index.url} has no bucket tables; make them with 'och tables {index.url}'")
+
+    @cached_property
+    def partitions(self) -> list[TablePartition]:
+        """All chunks, as the bucket tables cut them."""
+        return find_tables(self.index)
+
+    @cached_property
+    def _has_tables(self) -> bool:
+        return any(part.layout is not None for part in self.partitions)
+
+    @cached_property
+    def _sample(self) -> np.ndarray:
+        return sample_codes(self.index)
+
+    def use_tables(self, question: Question, queries: QueryBatch, selection: Selection) -> bool:
+        """Whether bucket tables answer this question about these queries."""
+        with self._deciding:
+            use, self.reason = self._decide(question, queries, selection)
+            self._loaded = self._loaded or use
+        return use
+
+    def _decide(self, question: Question, queries: QueryBatch, selection: Selection) -> tuple[bool, str]:
+        if self.method == "flat":
+            return False, "a flat scan, as asked for"
+        if question.sought is None or not self.held or not self.index.live_rows:
+            return False, "a flat scan"
+        if not self._has_tables:
+            return False, f"a flat scan: there are no bucket tables, 'och tables {self.index.url}' would make them"
+        if self.method == "multi-index":
+            return True, "bucket tables, as asked for"
+        plan = self.plan(question, queries, selection)
+        # Tables may be fewer than workers, and those without one would wait.
+        threads = self.capacity.threads
+        tabled = threads if self.capacity.client is None else min(threads, len(self.partitions))
+        saved = (plan.flat / threads - plan.multi_index / tabled) * len(queries)
+        if plan.method == "flat" or saved <= 0:
+            return False, f"a flat scan: {plan.reason}"
+        self._missed += saved
+        loading = LOAD_NANOSECONDS_PER_BYTE * sum(part.nbytes(self.index) for part in self.partitions) / tabled
+        if not self._loaded and self._missed < loading:
+            took = f"loading the bucket tables takes {loading / 1e9:.2g} s, which this does not save"
+            return False, f"a flat scan: {took}"
+        return True, f"bucket tables: {plan.reason}"
+
+    def plan(self, question: Question, queries: QueryBatch, selection: Selection) -> Plan:
+        """What the costs of the two ways are; remembered, for other queries are as many codes away."""
+        key = None if selection else (question, min(len(queries), 2))
+        if key not in self._plans:
+            plan = self._new_plan(queries.codes, selection, **(question.sought or {}))
+            if key is None:
+                return plan
+            self._plans[key] = plan
+        return self._plans[key]
+
+    def _new_plan(
+        self, codes: np.ndarray, selection: Selection, *, k: int | None = None, radius: int | None = None
+    ) -> Plan:
+        index, needed = self.index, sum(part.nbytes(self.index) for part in self.partitions)
+        if self.memory is not None and needed > self.memory:
+            text = f"the bucket tables take {needed / 1e6:.0f} MB, and {self.memory / 1e6:.0f} MB may be used"
+            return Plan("flat", text)
+        if len(codes) == 0:
+            return Plan("flat", "there are no queries")
+        chosen = index.rows if selection.only is None else selection.only.count
+        dropped = 0 if selection.without is None else selection.without.count
+        live_share = max(chosen - dropped, 1) / max(1, index.rows)
+        probes = codes[np.unique(np.linspace(0, len(codes) - 1, min(PROBES, len(codes))).astype(int))]
+        tables = [Table(part.rows, 0 if part.layout is None else part.layout.substrings) for part in self.partitions]
+        wanted = None if k is None else max(1, round(k / live_share))
+        sample = Sample(self._sample, probes, index.bits)
+        flat, multi, reach = predict(sample, tables, k=wanted, radius=radius, n_queries=len(codes))
+        if FEW_LIVE * live_share < 1:
+            flat *= live_share
+        return make_plan(flat, multi, reach, rows=index.stored_rows, bits=index.bits, k=k)

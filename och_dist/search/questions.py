@@ -1,277 +1,273 @@
-"""Codes of an index held in memory by partitions, and the questions that a search asks of each.
+"""What is asked of the codes: nearest codes, codes within a radius, histograms of distances.
 
-A question answers for one partition and merges the answers of several; where the partitions are held, in this process
-or on the workers of a cluster, is the business of ``holders``.
+A question is a declaration. ``chunk`` answers it for the codes of one partition, where these are; ``combine`` makes one
+answer of those of several partitions; ``finalise`` makes of that what the user gets. ``Searcher.ask`` runs any question
+over any index, in this process and on a cluster: a new one is a class here, and nothing else.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
 from och_dist.errors import UsageError
 from och_dist.kernels.asymmetric import spherical_top_k, weighted_pairs, weighted_top_k
-from och_dist.kernels.buckets import BucketTables
-from och_dist.kernels.hamming import (
-    CodeBlock,
-    hamming_histogram,
-    hamming_radius,
-    hamming_top_k,
-    lay_out,
-    merge_radius,
-    merge_top_k,
-)
-from och_dist.search.filters import Selection
-from och_dist.store import CodeChunk, Index, IndexRef, TablePartition, open_tables
+from och_dist.kernels.hamming import hamming_histogram, hamming_radius, hamming_top_k, merge_radius, merge_top_k
+from och_dist.search.reranking import euclidean_order, first_of
+from och_dist.store import Index, Neighbors, RadiusNeighbors
+
+if TYPE_CHECKING:
+    from och_dist.search.placement import HeldCodes
+    from och_dist.search.searcher import Searcher
 
 Ranking = Literal["hamming", "asymmetric", "spherical"]
-RANKINGS: tuple[Ranking, ...] = get_args(Ranking)
-MAX_PARTITION_BYTES = 256 << 20
+RerankBy = Literal["euclidean", "asymmetric"]
 
-TopKPart = tuple[np.ndarray, np.ndarray]
+NearestPart = tuple[np.ndarray, np.ndarray]
 RadiusPart = tuple[np.ndarray, np.ndarray, np.ndarray]
 
-
-@dataclass(frozen=True)
-class Partition:
-    """Adjoining chunks of an index version."""
-
-    index: IndexRef
-    chunks: tuple[CodeChunk, ...]
-    tables: TablePartition | None = None
-    """Its bucket tables, where a search is to use them."""
-
-    @property
-    def start(self) -> int:
-        return self.chunks[0].start
-
-    @property
-    def stop(self) -> int:
-        return self.chunks[-1].stop
-
-
-def laid_out_bytes(index: Index) -> int:
-    """Memory of all codes of an index once they are laid out for scanning."""
-    return index.stored_rows * (4 if index.bits <= 32 else 8 * -(-index.bits // 64))
-
-
-def partitions_of(index: Index, at_least: int, most_bytes: int = MAX_PARTITION_BYTES) -> list[Partition]:
-    """All chunks in ``at_least`` partitions of similar size (as far as there are chunks), none over ``most_bytes``."""
-    count = max(at_least, -(-laid_out_bytes(index) // most_bytes), 1)
-    cuts = np.linspace(0, len(index.chunks), min(count, len(index.chunks)) + 1).astype(int).tolist()
-    return [Partition(index.ref, index.chunks[low:high]) for low, high in itertools.pairwise(cuts)]
-
-
-def with_tables(index: Index, parts: Sequence[TablePartition]) -> list[Partition]:
-    """Partitions of an index as its bucket tables cut it."""
-    return [Partition(index.ref, part.chunks, None if part.layout is None else part) for part in parts]
-
-
-@dataclass(frozen=True, eq=False)
-class ResidentCodes:
-    """The codes of one partition: rows ``start`` on, or ``row_numbers`` (n,); ``live`` (n,) bool, None: all of them."""
-
-    block: CodeBlock
-    start: int
-    stop: int
-    row_numbers: np.ndarray | None = None
-    live: np.ndarray | None = None
-    tables: BucketTables | None = None
-
-    def __sizeof__(self) -> int:
-        """What Dask reckons with."""
-        held = (self.block, self.row_numbers, self.live, self.tables)
-        return sum(part.nbytes for part in held if part is not None)
-
-    @property
-    def where(self) -> dict[str, Any]:
-        """How the kernels are told about row numbers and deleted rows."""
-        return {"first_row": self.start, "row_numbers": self.row_numbers, "live": self.live}
-
-    def selected(self, selection: Selection) -> ResidentCodes:
-        """The same codes, of which only selected ones are live."""
-        live = selection.live(self.start, self.stop, self.row_numbers)
-        return replace(self, live=live if self.live is None else live & self.live)
-
-    def halves(self, count: int) -> list[ResidentCodes]:
-        """The same codes in about ``count`` parts, without copies; bucket tables are not taken apart."""
-        if self.tables is not None or count == 1:
-            return [self]
-        step = max(64, -(-self.block.n // (64 * count)) * 64)
-        return [self._part(low, min(low + step, self.block.n)) for low in range(0, self.block.n, step)]
-
-    def _part(self, low: int, high: int) -> ResidentCodes:
-        numbers, live = (None if part is None else part[low:high] for part in (self.row_numbers, self.live))
-        start = self.start + low if numbers is None else int(numbers[0])
-        stop = self.start + high if numbers is None else int(numbers[-1]) + 1
-        return ResidentCodes(self.block.part(low, high), start, stop, numbers, live)
-
-    def packed(self) -> np.ndarray:
-        """The codes (n, bytes) uint8 as they are stored."""
-        words = np.ascontiguousarray(self.block.groups.transpose(0, 2, 1)).reshape(-1, self.block.groups.shape[1])
-        return words.view(np.uint8)[: self.block.n, : -(-self.block.n_bits // 8)]
-
-
-def load_partition(partition: Partition) -> ResidentCodes:
-    """Read and check the codes of a partition and lay them out."""
-    index = partition.index.open()
-    chunks = partition.chunks
-    codes = np.concatenate([index.read(chunk) for chunk in chunks])
-    numbers, lives = [index.row_numbers(chunk) for chunk in chunks], [index.live(chunk) for chunk in chunks]
-    row_numbers = live = None
-    if any(part is not None for part in numbers):
-        filled = zip(chunks, numbers, strict=True)
-        row_numbers = np.concatenate([np.arange(c.start, c.stop) if part is None else part for c, part in filled])
-    if any(part is not None for part in lives):
-        sizes = [c.stop - c.start if part is None else len(part) for c, part in zip(chunks, numbers, strict=True)]
-        live = np.concatenate(
-            [np.ones(n, bool) if part is None else part for n, part in zip(sizes, lives, strict=True)]
-        )
-    block = lay_out(codes, index.bits)
-    tables = None if partition.tables is None else open_tables(index, partition.tables, block)
-    return ResidentCodes(block, partition.start, partition.stop, row_numbers, live, tables)
+BATCH_BYTES = 16 << 20
+MAX_BATCH = 4096
+FIRST_RADIUS_BATCH = 16
+RADIUS_MATCHES = 1 << 21
+"""Matches that a batch of queries within a radius should have."""
 
 
 @dataclass(frozen=True, eq=False)
 class QueryBatch:
-    """Packed ``codes`` (q, bytes); ``weights`` (q, bits) for asymmetric distances, ``rows`` (q, m) to weigh."""
+    """What partitions hear of queries: packed ``codes`` (q, bytes); ``weights`` (q, bits) and their ``scales`` (q,) for
+    asymmetric distances, ``rows`` (q, m) to weigh."""
 
     codes: np.ndarray
     weights: np.ndarray | None = None
+    scales: np.ndarray | None = None
     rows: np.ndarray | None = None
+
+    @property
+    def _arrays(self) -> tuple[np.ndarray | None, ...]:
+        return self.codes, self.weights, self.scales, self.rows
 
     def __len__(self) -> int:
         return len(self.codes)
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in (self.codes, self.weights, self.rows) if part is not None)
+        return sum(array.nbytes for array in self._arrays if array is not None)
 
     def __getitem__(self, part: slice) -> QueryBatch:
-        return QueryBatch(*(None if a is None else a[part] for a in (self.codes, self.weights, self.rows)))  # type: ignore[arg-type]
+        return QueryBatch(*(None if array is None else array[part] for array in self._arrays))  # type: ignore[arg-type]
 
 
-class Question(Protocol):
-    """What is asked of every partition."""
+@dataclass(frozen=True, eq=False)
+class PendingBatch:
+    """Queries whose answer is being found since ``begun``; their ``vectors`` (q, d) stay in this process."""
 
-    def nothing(self, queries: QueryBatch, n_bits: int) -> Any:
-        """The answer of an index without rows."""
+    begun: float
+    vectors: np.ndarray
+    queries: QueryBatch
+    answer: Callable[[], Any]
 
-    def answer(self, held: ResidentCodes, queries: QueryBatch, so_far: Any = None) -> Any:
+
+class Question(ABC):
+    """What is asked of every partition; small, for it travels to each."""
+
+    ahead = 1
+    """Batches that are under way on the workers while the one before them is finished here."""
+
+    @property
+    def weighted(self) -> bool:
+        """Whether queries need weights."""
+        return False
+
+    @property
+    def refined(self) -> bool:
+        """Whether :meth:`finalise` takes long: then a batch counts as done only after it."""
+        return False
+
+    @property
+    def sought(self) -> dict[str, int] | None:
+        """What bucket tables are to find: {"k": ...} or {"radius": ...}; None where they do not help."""
+        return None
+
+    def batch_size(self, index: Index, asked: int = 0, part: Any = None) -> int:
+        """Queries of the next batch; the last had ``asked``, with the answer ``part``."""
+        return MAX_BATCH
+
+    @abstractmethod
+    def chunk(self, codes: HeldCodes, queries: QueryBatch, so_far: Any = None) -> Any:
         """The answer of one partition; ``so_far``, the answer of others, may spare it work."""
 
-    def merge(self, parts: Sequence[Any]) -> Any:
-        """One answer of several, for the same queries."""
+    @abstractmethod
+    def combine(self, parts: Sequence[Any]) -> Any:
+        """One answer of several partitions, for the same queries."""
 
     def join(self, parts: Sequence[Any]) -> Any:
         """One answer of several, for queries that follow each other."""
+        if isinstance(parts[0], tuple):
+            return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return np.concatenate(parts)
+
+    def finalise(self, part: Any, batch: PendingBatch, searcher: Searcher) -> Any:
+        """What the user gets, from the answer of all partitions."""
+        return part
 
 
 @dataclass(frozen=True)
-class TopK:
-    """(distances, rows) of the ``k`` nearest codes, each (q, min(k, live rows))."""
+class Nearest(Question):
+    """The ``k`` nearest codes; a partition answers with (distances, rows), each (q, min(depth, live rows)).
 
-    k: int
+    ``ranking`` orders the codes: by Hamming distance, by the distances of the query's real-valued scores to them
+    (asymmetric), or by the spherical distance of the method SpH. With ``rerank`` the first so many of that order are
+    ordered anew by their vectors in the corpus (euclidean) or by asymmetric distance. ``ids`` adds the corpus' own ids.
+    """
+
+    k: int = 100
     ranking: Ranking = "hamming"
+    rerank: int | None = None
+    rerank_by: RerankBy = "euclidean"
+    ids: bool = False
 
-    def nothing(self, queries: QueryBatch, n_bits: int) -> TopKPart:
-        dtypes: dict[Ranking, Any] = {"hamming": np.int32, "asymmetric": np.int64, "spherical": np.float64}
-        return np.empty((len(queries), 0), dtypes[self.ranking]), np.empty((len(queries), 0), np.int64)
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise UsageError(f"k={self.k}; use at least 1")
+        if self.ranking not in get_args(Ranking):
+            raise UsageError(f"ranking {self.ranking!r} is not known; use one of {', '.join(get_args(Ranking))}")
+        if self.rerank is not None and self.rerank < self.k:
+            raise UsageError(f"{self.rerank} candidates cannot be re-ranked to {self.k} neighbours; use at least k")
+        if self.rerank_by not in get_args(RerankBy):
+            raise UsageError(f"rerank_by={self.rerank_by!r}; use one of {', '.join(get_args(RerankBy))}")
+        if self.rerank_by == "asymmetric" and self.ranking != "hamming":
+            raise UsageError(f"the {self.ranking} order cannot be re-ranked by asymmetric distance; rank by hamming")
 
-    def answer(self, held: ResidentCodes, queries: QueryBatch, so_far: TopKPart | None = None) -> TopKPart:
+    @property
+    def depth(self) -> int:
+        """Neighbours that are taken from the codes."""
+        return self.k if self.rerank is None else self.rerank
+
+    @property
+    def refined(self) -> bool:
+        return self.rerank is not None
+
+    @property
+    def weighted(self) -> bool:
+        return self.ranking == "asymmetric" or (self.refined and self.rerank_by == "asymmetric")
+
+    @property
+    def sought(self) -> dict[str, int] | None:
+        return {"k": self.depth} if self.ranking == "hamming" else None
+
+    def batch_size(self, index: Index, asked: int = 0, part: Any = None) -> int:
+        return _batch_of(min(self.depth, index.live_rows))
+
+    def chunk(self, codes: HeldCodes, queries: QueryBatch, so_far: NearestPart | None = None) -> NearestPart:
+        k = self.depth
         if self.ranking == "asymmetric":
             assert queries.weights is not None  # the Searcher adds them for this ranking
-            return weighted_top_k(queries.codes, queries.weights, held.block, self.k, **held.where)
+            return weighted_top_k(queries.codes, queries.weights, codes.block, k, **codes.where)
         if self.ranking == "spherical":
-            return spherical_top_k(queries.codes, held.block, self.k, **held.where)
+            return spherical_top_k(queries.codes, codes.block, k, **codes.where)
         limits = None
-        if so_far is not None and so_far[0].shape[1] == self.k:
+        if so_far is not None and so_far[0].shape[1] == k:
             limits = np.ascontiguousarray(so_far[0][:, -1])
-        if held.tables is not None:
-            return held.tables.top_k(queries.codes, self.k, **held.where, limits=limits)
-        return hamming_top_k(queries.codes, held.block, self.k, **held.where, limits=limits)
+        if codes.tables is not None:
+            return codes.tables.top_k(queries.codes, k, **codes.where, limits=limits)
+        return hamming_top_k(queries.codes, codes.block, k, **codes.where, limits=limits)
 
-    def merge(self, parts: Sequence[TopKPart]) -> TopKPart:
-        return merge_top_k(parts, self.k)
+    def combine(self, parts: Sequence[NearestPart]) -> NearestPart:
+        return merge_top_k(parts, self.depth)
 
-    def join(self, parts: Sequence[TopKPart]) -> TopKPart:
-        return np.concatenate([d for d, _ in parts]), np.concatenate([r for _, r in parts])
+    def finalise(self, part: NearestPart, batch: PendingBatch, searcher: Searcher) -> Neighbors:
+        (distances, rows), unranked, by = part, None, str(self.ranking)
+        if self.rerank is not None:
+            unranked, by = rows[:, : self.k], self.rerank_by
+            if by == "euclidean":
+                distances, rows = euclidean_order(searcher.corpus, batch.vectors, rows, self.k, searcher.context)
+            else:
+                distances, rows = first_of(searcher.weigh(replace(batch.queries, rows=rows)), rows, self.k)
+        if by == "asymmetric":
+            assert batch.queries.scales is not None  # come with the weights
+            distances = distances * batch.queries.scales[:, None]
+        ids = searcher.corpus.read_ids(rows.reshape(-1)).reshape(rows.shape) if self.ids else None
+        return Neighbors(distances, rows, ids, unranked)
 
 
 @dataclass(frozen=True)
-class WithinRadius:
-    """(indptr, distances, rows) of all codes at a Hamming distance of at most ``radius``."""
+class WithinRadius(Question):
+    """All codes at a Hamming distance of at most ``radius``; a partition answers with (indptr, distances, rows)."""
 
     radius: int
+    ids: bool = False
 
-    def nothing(self, queries: QueryBatch, n_bits: int) -> RadiusPart:
-        return np.zeros(len(queries) + 1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+    ahead = 0  # how many queries are asked next depends on the last answer
 
-    def answer(self, held: ResidentCodes, queries: QueryBatch, so_far: Any = None) -> RadiusPart:
-        if held.tables is not None:
-            return held.tables.radius(queries.codes, self.radius, **held.where)
-        return hamming_radius(queries.codes, held.block, self.radius, **held.where)
+    def __post_init__(self) -> None:
+        if self.radius < 0:
+            raise UsageError(f"radius={self.radius}; use a Hamming distance of at least 0")
 
-    def merge(self, parts: Sequence[RadiusPart]) -> RadiusPart:
+    @property
+    def sought(self) -> dict[str, int]:
+        return {"radius": self.radius}
+
+    def batch_size(self, index: Index, asked: int = 0, part: RadiusPart | None = None) -> int:
+        if part is None:
+            return FIRST_RADIUS_BATCH
+        per_query = max(1, int(np.diff(part[0]).max()))
+        return min(MAX_BATCH, 4 * asked, max(1, RADIUS_MATCHES // per_query))
+
+    def chunk(self, codes: HeldCodes, queries: QueryBatch, so_far: Any = None) -> RadiusPart:
+        if codes.tables is not None:
+            return codes.tables.radius(queries.codes, self.radius, **codes.where)
+        return hamming_radius(queries.codes, codes.block, self.radius, **codes.where)
+
+    def combine(self, parts: Sequence[RadiusPart]) -> RadiusPart:
         return merge_radius(parts)
 
     def join(self, parts: Sequence[RadiusPart]) -> RadiusPart:
-        return join_radius(parts)
+        counts = [np.diff(indptr) for indptr, _, _ in parts]
+        indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(counts))])
+        return indptr, np.concatenate([d for _, d, _ in parts]), np.concatenate([r for _, _, r in parts])
+
+    def finalise(self, part: RadiusPart, batch: PendingBatch, searcher: Searcher) -> RadiusNeighbors:
+        return RadiusNeighbors(*part, searcher.corpus.read_ids(part[2]) if self.ids else None)
 
 
 @dataclass(frozen=True)
-class Histogram:
+class Histogram(Question):
     """(q, bits + 1): how many codes lie at each Hamming distance."""
 
-    def nothing(self, queries: QueryBatch, n_bits: int) -> np.ndarray:
-        return np.zeros((len(queries), n_bits + 1), np.int64)
+    def batch_size(self, index: Index, asked: int = 0, part: Any = None) -> int:
+        return _batch_of(index.bits + 1)
 
-    def answer(self, held: ResidentCodes, queries: QueryBatch, so_far: Any = None) -> np.ndarray:
-        return hamming_histogram(queries.codes, held.block, live=held.live)
+    def chunk(self, codes: HeldCodes, queries: QueryBatch, so_far: Any = None) -> np.ndarray:
+        return hamming_histogram(queries.codes, codes.block, live=codes.live)
 
-    def merge(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+    def combine(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         return np.sum(parts, axis=0)
-
-    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate(parts)
 
 
 @dataclass(frozen=True)
-class Weigh:
+class Weigh(Question):
     """Asymmetric distances (q, m) of ``queries.rows`` (q, m); -1 for rows that another partition holds."""
 
-    def nothing(self, queries: QueryBatch, n_bits: int) -> np.ndarray:
-        return np.empty((len(queries), 0), np.int64)
-
-    def answer(self, held: ResidentCodes, queries: QueryBatch, so_far: Any = None) -> np.ndarray:
+    def chunk(self, codes: HeldCodes, queries: QueryBatch, so_far: Any = None) -> np.ndarray:
         assert queries.rows is not None  # the Searcher adds both for this question
         assert queries.weights is not None
-        places = queries.rows - held.start
-        inside = (places >= 0) & (queries.rows < held.stop)
-        if held.row_numbers is not None:
-            places = np.searchsorted(held.row_numbers, queries.rows)
-            inside &= held.row_numbers[np.minimum(places, held.block.n - 1)] == queries.rows
-        codes = held.packed()[np.where(inside, places, 0)]
-        return np.where(inside, weighted_pairs(queries.codes, queries.weights, codes), -1)
+        places = queries.rows - codes.start
+        inside = (places >= 0) & (queries.rows < codes.stop)
+        if codes.row_numbers is not None:
+            places = np.searchsorted(codes.row_numbers, queries.rows)
+            inside &= codes.row_numbers[np.minimum(places, codes.block.n - 1)] == queries.rows
+        packed = codes.packed()[np.where(inside, places, 0)]
+        return np.where(inside, weighted_pairs(queries.codes, queries.weights, packed), -1)
 
-    def merge(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+    def combine(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         return np.max(parts, axis=0)
 
-    def join(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate(parts)
 
-
-def join_radius(parts: Sequence[RadiusPart]) -> RadiusPart:
-    """Radius results of queries that follow each other as one."""
-    lasts = np.cumsum([0, *(int(indptr[-1]) for indptr, _, _ in parts)])
-    indptr = np.concatenate([[0], *(p[1:] + last for (p, _, _), last in zip(parts, lasts, strict=False))])
-    return indptr.astype(np.int64), np.concatenate([d for _, d, _ in parts]), np.concatenate([r for _, _, r in parts])
-
-
-def check_ranking(ranking: str) -> None:
-    if ranking not in RANKINGS:
-        raise UsageError(f"ranking {ranking!r} is not known; use one of {', '.join(RANKINGS)}")
+def _batch_of(width: int) -> int:
+    """Queries per batch, so that a partial result of ``width`` numbers each stays below BATCH_BYTES."""
+    return int(max(1, min(MAX_BATCH, BATCH_BYTES // (12 * max(width, 1)))))

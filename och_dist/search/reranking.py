@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from och_dist.cluster import reduce_tasks
 from och_dist.kernels.euclidean import exact_distances
+from och_dist.search.filters import join_places
 from och_dist.stage import Context
 from och_dist.store import Corpus, CorpusRef
 
 MAX_PAIRS = 1 << 18
 """Pairs of query and candidate that are measured at a time: they travel to the workers inside the tasks."""
-
-Measured = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +26,7 @@ class MeasurePairs:
     places: np.ndarray
 
 
-def measure_pairs(task: MeasurePairs, vectors: np.ndarray) -> Measured:
+def measure_pairs(task: MeasurePairs, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(places, squared distances) of pairs, reading each chunk that is needed once."""
     squared, wanted = np.empty(len(task.rows)), np.unique(task.rows)
     for here, block in task.corpus.open().vectors_at(wanted):
@@ -37,10 +35,6 @@ def measure_pairs(task: MeasurePairs, vectors: np.ndarray) -> Measured:
         which = np.searchsorted(rows, task.rows[first:last])
         squared[first:last] = exact_distances(vectors, block, task.queries[first:last], which)
     return task.places, squared
-
-
-def join_measured(parts: Sequence[Measured]) -> Measured:
-    return np.concatenate([places for places, _ in parts]), np.concatenate([squared for _, squared in parts])
 
 
 def euclidean_order(
@@ -68,7 +62,7 @@ def _squared(corpus: Corpus, vectors: np.ndarray, rows: np.ndarray, context: Con
         if len(places)
     ]
     places, measured = reduce_tasks(
-        measure_pairs, tasks, join_measured, client=context.client, name="measure_pairs", shared=vectors
+        measure_pairs, tasks, join_places, client=context.client, name="measure_pairs", shared=vectors
     )
     squared = np.empty(flat.shape)
     squared[places] = measured

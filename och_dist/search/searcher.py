@@ -1,4 +1,4 @@
-"""Search one version of an index: nearest codes, all codes within a radius, histograms of distances."""
+"""Search one version of an index: any question about any queries, over codes that stay where they are."""
 
 from __future__ import annotations
 
@@ -6,32 +6,29 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import numpy as np
 
 from och_dist import events
-from och_dist.errors import BadInputError, UsageError
-from och_dist.search.choice import ChosenCodes, Way
-from och_dist.search.filters import EVERYTHING, Selection, selection
-from och_dist.search.ids import corpus_of_index, find_rows
-from och_dist.search.placement import Advance, Answer, Room, quietly
+from och_dist.errors import BadInputError, ConflictError, UsageError
+from och_dist.search.filters import EVERYTHING, Selection, find_rows, selection
+from och_dist.search.placement import Advance, Answer, Capacity, Held, hold, laid_out_bytes, place_codes, with_tables
+from och_dist.search.plan import Planner, SearchMethod
 from och_dist.search.questions import (
     Histogram,
+    Nearest,
+    NearestPart,
+    PendingBatch,
     QueryBatch,
     Question,
     Ranking,
-    TopK,
-    TopKPart,
+    RerankBy,
     Weigh,
     WithinRadius,
-    check_ranking,
-    join_radius,
 )
-from och_dist.search.reranking import euclidean_order, first_of
 from och_dist.sources import Queries, open_queries
 from och_dist.stage import Context
 from och_dist.store import (
@@ -50,84 +47,14 @@ from och_dist.store import (
 if TYPE_CHECKING:
     from distributed import Client
 
-BATCH_BYTES = 16 << 20
-MAX_BATCH = 4096
-RADIUS_MATCHES = 1 << 21
-AHEAD = 1
-"""Batches that are under way on the workers while the one before them is finished here."""
 
-RerankBy = Literal["euclidean", "asymmetric"]
+class ChosenRows(TypedDict, total=False):
+    """The rows that a search may and may not return: numbers, a range or a bool mask; or ids of the corpus."""
 
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """What is asked of a search for nearest codes.
-
-    ``ranking`` orders the codes: by Hamming distance, by the distances of the query's real-valued scores to them
-    (asymmetric), or by the spherical distance of the method SpH. With ``rerank`` the first so many of that order are
-    ordered anew by their vectors in the corpus (euclidean) or by asymmetric distance. ``ids`` adds the corpus' own ids.
-    """
-
-    k: int = 100
-    selection: Selection = EVERYTHING
-    ranking: Ranking = "hamming"
-    rerank: int | None = None
-    rerank_by: RerankBy = "euclidean"
-    ids: bool = False
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise UsageError(f"k={self.k}; use at least 1")
-        check_ranking(self.ranking)
-        if self.rerank is not None and self.rerank < self.k:
-            raise UsageError(f"{self.rerank} candidates cannot be re-ranked to {self.k} neighbours; use at least k")
-        if self.rerank_by not in get_args(RerankBy):
-            raise UsageError(f"rerank_by={self.rerank_by!r}; use one of {', '.join(get_args(RerankBy))}")
-        if self.rerank_by == "asymmetric" and self.ranking != "hamming":
-            raise UsageError(f"the {self.ranking} order cannot be re-ranked by asymmetric distance; rank by hamming")
-
-    @property
-    def depth(self) -> int:
-        """Neighbours that are taken from the codes."""
-        return self.k if self.rerank is None else self.rerank
-
-    @property
-    def weighted(self) -> bool:
-        return self.ranking == "asymmetric" or (self.rerank is not None and self.rerank_by == "asymmetric")
-
-
-class Told:
-    """Passes on that queries of a batch are done: some as they are, the rest when all are, and none twice."""
-
-    def __init__(self, advance: Advance, queries: int) -> None:
-        self.advance, self.left, self.lock = advance, queries, threading.Lock()
-
-    def __call__(self, count: int) -> None:
-        with self.lock:
-            count = min(count, self.left)
-            self.left -= count
-        if count:
-            self.advance(count)
-
-    @property
-    def within(self) -> Advance:
-        """Whom to tell within the batch: nobody where nobody listens, which spares the workers the messages."""
-        return quietly if self.advance is quietly else self
-
-    def finish(self) -> None:
-        self(self.left)
-
-
-@dataclass(frozen=True)
-class UnderWay:
-    """A batch of queries whose answer is being found, ``asked`` for at that time."""
-
-    asked: float
-    vectors: np.ndarray
-    batch: QueryBatch
-    scales: np.ndarray | None
-    answer: Answer
-    told: Told
+    only: Any
+    without: Any
+    only_ids: Any
+    without_ids: Any
 
 
 class Searcher:
@@ -148,13 +75,18 @@ class Searcher:
         resident: bool | None = None,
         threads: int | None = None,
         corpus: str | None = None,
-        method: Way = "auto",
+        method: SearchMethod = "auto",
     ) -> None:
         self.index = index
         self.model: Model = index.load_model()
-        self._context = Context(client=client)
+        self.context = Context(client=client)
         self._corpus_url = corpus
-        self._codes = ChosenCodes(index, Room.of(client, threads), resident=resident, method=method)
+        self._capacity = Capacity.of(client, threads)
+        self._codes = place_codes(index, self._capacity, resident=resident)
+        left = self._capacity.memory - laid_out_bytes(index) if resident is None else None
+        self._tabled: Held | None = None
+        self._opening = threading.Lock()
+        self._planner = Planner(index, method, self._capacity, held=isinstance(self._codes, Held), memory=left)
 
     def __enter__(self) -> Self:
         return self
@@ -166,12 +98,14 @@ class Searcher:
 
     def close(self) -> None:
         """Let go of the codes; another search would load them again."""
-        self._codes.close()
+        for placement in (self._codes, self._tabled):
+            if placement is not None:
+                placement.close()
 
     @property
     def plan(self) -> str:
         """How the last search was done, and why."""
-        return self._codes.reason
+        return self._planner.reason
 
     @property
     def rows(self) -> int:
@@ -208,7 +142,7 @@ class Searcher:
         for rows, ids, name in ((only, only_ids, "only"), (without, without_ids, "without")):
             if rows is not None and ids is not None:
                 raise UsageError(f"rows are chosen by number or by id, not by both; leave out {name} or {name}_ids")
-            given.append(rows if ids is None else find_rows(self.corpus, ids, self._context))
+            given.append(rows if ids is None else find_rows(self.corpus, ids, self.context))
         chosen = selection(*given)
         chosen.check(self.rows)
         return chosen
@@ -217,156 +151,103 @@ class Searcher:
         self,
         queries: Any,
         *,
-        only: Any = None,
-        without: Any = None,
-        only_ids: Any = None,
-        without_ids: Any = None,
-        **options: Any,
+        k: int = 100,
+        ranking: Ranking = "hamming",
+        rerank: int | None = None,
+        rerank_by: RerankBy = "euclidean",
+        ids: bool = False,
+        **rows: Unpack[ChosenRows],
     ) -> Neighbors:
         """The ``k`` nearest codes of each query vector (q, d): ``distances`` and ``rows`` of shape (q, min(k, rows)).
 
-        ``only`` and ``without`` name the rows that may and may not be returned: numbers, a range, or a bool mask;
-        ``only_ids`` and ``without_ids`` do so by ids of the corpus. The other options are those of
-        :class:`SearchOptions`.
+        The options are those of :class:`Nearest` and :class:`ChosenRows`.
         """
-        chosen = self.choose(only, without, only_ids=only_ids, without_ids=without_ids)
-        asked = SearchOptions(selection=chosen, **options)
-        parts = list(self.batches(open_queries(queries), asked))
-        return join_neighbors(parts) if parts else no_neighbors(asked.k)
+        question = Nearest(k, ranking, rerank, rerank_by, ids)
+        parts = list(self.ask(question, open_queries(queries), self.choose(**rows)))
+        return join_neighbors(parts) if parts else no_neighbors(k)
 
-    def search_codes(self, codes: np.ndarray, *, k: int, only: Any = None, without: Any = None) -> TopKPart:
+    def search_codes(self, codes: np.ndarray, *, k: int, only: Any = None, without: Any = None) -> NearestPart:
         """(distances, rows) of the ``k`` codes nearest to packed query codes (q, bytes) of this index's own model."""
-        asked = SearchOptions(k, selection(only, without))
-        return self._start(TopK(k), QueryBatch(self._checked(codes)), asked.selection)()
+        width = -(-self.index.bits // 8)
+        if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != width:
+            raise BadInputError(f"query codes are {codes.dtype} {codes.shape}; the index takes uint8 (q, {width})")
+        return self._start(Nearest(k), QueryBatch(codes), self.choose(only, without))()
 
-    def radius(
-        self,
-        queries: Any,
-        *,
-        radius: int,
-        only: Any = None,
-        without: Any = None,
-        only_ids: Any = None,
-        without_ids: Any = None,
-        ids: bool = False,
-    ) -> RadiusNeighbors:
-        """All codes at a Hamming distance of at most ``radius`` from each query vector (q, d)."""
-        chosen = self.choose(only, without, only_ids=only_ids, without_ids=without_ids)
-        parts = list(self.radius_batches(open_queries(queries), radius, chosen, ids=ids))
+    def radius(self, queries: Any, *, radius: int, ids: bool = False, **rows: Unpack[ChosenRows]) -> RadiusNeighbors:
+        """All codes at a Hamming distance of at most ``radius`` from each query vector (q, d).
+
+        The other options are those of :class:`ChosenRows`.
+        """
+        question = WithinRadius(radius, ids)
+        parts = list(self.ask(question, open_queries(queries), self.choose(**rows)))
         if not parts:
             return RadiusNeighbors(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
-        joined = join_radius([(part.indptr, part.distances, part.rows) for part in parts])
+        joined = question.join([(part.indptr, part.distances, part.rows) for part in parts])
         return RadiusNeighbors(*joined, np.concatenate([part.ids for part in parts]) if ids else None)
 
-    def histogram(
-        self,
-        queries: Any,
-        *,
-        only: Any = None,
-        without: Any = None,
-        only_ids: Any = None,
-        without_ids: Any = None,
-    ) -> np.ndarray:
-        """(q, bits + 1) int64: how many codes lie at each Hamming distance from each query vector (q, d)."""
-        chosen = self.choose(only, without, only_ids=only_ids, without_ids=without_ids)
+    def histogram(self, queries: Any, **rows: Unpack[ChosenRows]) -> np.ndarray:
+        """(q, bits + 1) int64: how many codes lie at each Hamming distance from each query vector (q, d).
+
+        The options are those of :class:`ChosenRows`.
+        """
         nothing = np.empty((0, self.index.bits + 1), np.int64)
-        return np.concatenate([nothing, *self.histogram_batches(open_queries(queries), chosen)])
+        return np.concatenate([nothing, *self.ask(Histogram(), open_queries(queries), self.choose(**rows))])
 
-    def histogram_batches(
-        self, queries: Queries, chosen: Selection, advance: Advance = quietly
-    ) -> Iterator[np.ndarray]:
-        """Histograms of batches of queries in order."""
-        queries.require_dim(self.model.hasher.n_features_in_, "the index")
-        size = batch_size(self.index.bits + 1)
-        for start in range(0, queries.rows, size):
-            batch = QueryBatch(self.encode(queries.read(start, min(start + size, queries.rows))))
-            told = Told(advance, len(batch))
-            yield self._start(Histogram(), batch, chosen, told.within)()
-            told.finish()
-
-    def batches(self, queries: Queries, options: SearchOptions, advance: Advance = quietly) -> Iterator[Neighbors]:
-        """Results for batches of queries in order; memory is bounded by a few batches.
+    def ask(
+        self,
+        question: Question,
+        queries: Queries,
+        selection: Selection = EVERYTHING,
+        advance: Advance | None = None,
+    ) -> Iterator[Any]:
+        """What the question gives for batches of queries in order; memory is bounded by a few batches.
 
         ``advance`` hears of queries that are done, also within a batch that takes long.
         """
         queries.require_dim(self.model.hasher.n_features_in_, "the index")
-        size = batch_size(min(options.depth, self.live_rows))
-        under_way: deque[UnderWay] = deque()
-        for start in range(0, queries.rows, size):
-            under_way.append(self._begun(queries.read(start, min(start + size, queries.rows)), options, advance))
-            if len(under_way) > AHEAD:
-                yield self._finished(under_way.popleft(), options)
-        while under_way:
-            yield self._finished(under_way.popleft(), options)
-
-    def _begun(self, vectors: np.ndarray, options: SearchOptions, advance: Advance) -> UnderWay:
-        asked = time.perf_counter()
-        batch, scales = self._batch(vectors, options)
-        told, question = Told(advance, len(batch)), TopK(options.depth, options.ranking)
-        within = told.within if options.rerank is None else quietly  # candidates are only half of the work
-        answer = self._start(question, batch, options.selection, within)
-        return UnderWay(asked, vectors, batch, scales, answer, told)
-
-    def radius_batches(
-        self, queries: Queries, radius: int, chosen: Selection, *, ids: bool = False, advance: Advance = quietly
-    ) -> Iterator[RadiusNeighbors]:
-        """Radius results for batches of queries in order, sized so that a batch has about RADIUS_MATCHES matches."""
-        if radius < 0:
-            raise UsageError(f"radius={radius}; use a Hamming distance of at least 0")
-        queries.require_dim(self.model.hasher.n_features_in_, "the index")
-        start, size = 0, 16
-        while start < queries.rows:
-            stop, asked = min(start + size, queries.rows), time.perf_counter()
-            batch = QueryBatch(self.encode(queries.read(start, stop)))
-            told = Told(advance, len(batch))
-            indptr, distances, rows = self._start(WithinRadius(radius), batch, chosen, told.within)()
-            found = RadiusNeighbors(indptr, distances, rows, self.corpus.read_ids(rows) if ids else None)
-            events.say("search", queries=stop - start, seconds=time.perf_counter() - asked)
+        pending: deque[PendingBatch] = deque()
+        start, size = 0, question.batch_size(self.index)
+        while start < queries.rows or pending:
+            if start < queries.rows and len(pending) <= question.ahead:
+                stop = min(start + size, queries.rows)
+                pending.append(self._begin(question, queries.read(start, stop), selection, advance))
+                start = stop
+                continue
+            batch = pending.popleft()
+            part, asked = batch.answer(), len(batch.queries)
+            size = question.batch_size(self.index, asked, part)
+            found = question.finalise(part, batch, self)
+            if question.refined and advance is not None:
+                advance(asked)
+            events.say("search", queries=asked, seconds=time.perf_counter() - batch.begun)
             yield found
-            told.finish()
-            per_query = max(1, int(np.diff(indptr).max()))
-            start, size = stop, int(min(MAX_BATCH, 4 * size, max(1, RADIUS_MATCHES // per_query)))
 
-    def _batch(self, vectors: np.ndarray, options: SearchOptions) -> tuple[QueryBatch, np.ndarray | None]:
-        if not options.weighted:
-            return QueryBatch(self.encode(vectors)), None
-        codes, weights, scales = self.model.hasher.query_weights(vectors)
-        return QueryBatch(codes, weights), scales
+    def _begin(
+        self, question: Question, vectors: np.ndarray, selection: Selection, advance: Advance | None
+    ) -> PendingBatch:
+        begun = time.perf_counter()
+        codes = self.model.hasher.query_weights(vectors) if question.weighted else (self.encode(vectors),)
+        queries = QueryBatch(*codes)
+        answer = self._start(question, queries, selection, None if question.refined else advance)
+        return PendingBatch(begun, vectors, queries, answer)
 
-    def _start(self, question: Question, batch: QueryBatch, chosen: Selection, advance: Advance = quietly) -> Answer:
-        chosen.check(self.rows)
-        if not self.live_rows or not self.index.chunks:
-            return lambda: question.nothing(batch, self.index.bits)
-        return self._codes.start(question, batch, chosen, advance)
+    def _start(
+        self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance | None = None
+    ) -> Answer:
+        use_tables = self._planner.use_tables(question, queries, selection)
+        placement = self._with_tables() if use_tables else self._codes
+        return placement.start(question, queries, selection, advance)
 
-    def _finished(self, under_way: UnderWay, options: SearchOptions) -> Neighbors:
-        vectors, batch, scales = under_way.vectors, under_way.batch, under_way.scales
-        distances, rows = under_way.answer()
-        candidates = None
-        if options.rerank is not None:
-            candidates = rows[:, : options.k]
-            if options.rerank_by == "euclidean":
-                distances, rows = euclidean_order(self.corpus, vectors, rows, options.k, self._context)
-            else:
-                candidate_batch = QueryBatch(batch.codes, batch.weights, rows)
-                distances, rows = first_of(self._start(Weigh(), candidate_batch, EVERYTHING)(), rows, options.k)
-        if scales is not None and (options.ranking == "asymmetric" or options.rerank_by == "asymmetric"):
-            distances = distances * scales[:, None]
-        ids = self.corpus.read_ids(rows.reshape(-1)).reshape(rows.shape) if options.ids else None
-        under_way.told.finish()
-        events.say("search", queries=len(vectors), seconds=time.perf_counter() - under_way.asked)
-        return Neighbors(distances, rows, ids, candidates)
+    def _with_tables(self) -> Held:
+        """The codes and their bucket tables."""
+        with self._opening:
+            if self._tabled is None:
+                self._tabled = hold(self.index, with_tables(self.index, self._planner.partitions), self._capacity)
+            return self._tabled
 
-    def _checked(self, codes: np.ndarray) -> np.ndarray:
-        width = -(-self.index.bits // 8)
-        if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != width:
-            raise BadInputError(f"query codes are {codes.dtype} {codes.shape}; the index takes uint8 (q, {width})")
-        return codes
-
-
-def batch_size(k: int) -> int:
-    """Queries per batch, so that a partial result of k neighbours each stays below BATCH_BYTES."""
-    return int(max(1, min(MAX_BATCH, BATCH_BYTES // (12 * max(k, 1)))))
+    def weigh(self, queries: QueryBatch) -> np.ndarray:
+        """Asymmetric distances (q, m) of the candidates ``queries.rows``."""
+        return self._codes.start(Weigh(), queries, EVERYTHING)()
 
 
 def open_index(
@@ -377,7 +258,7 @@ def open_index(
     resident: bool | None = None,
     threads: int | None = None,
     corpus: str | None = None,
-    method: Way = "auto",
+    method: SearchMethod = "auto",
     expect_model: str | None = None,
 ) -> Searcher:
     """Open the newest (or a named) version of an index for searching, in-process or on a Dask cluster.
@@ -388,3 +269,12 @@ def open_index(
     opened = open_version(str(path), version)
     check_expected(opened.model, expect_model)
     return Searcher(opened, client=client, resident=resident, threads=threads, corpus=corpus, method=method)
+
+
+def corpus_of_index(index: Index) -> Corpus:
+    """The corpus version of which an index was made; it must still be there, and the same."""
+    url, version = str(index.corpus.get("url")), int(index.corpus.get("version", 0))
+    corpus = open_corpus(url, version)
+    if corpus.fingerprint != index.corpus.get("fingerprint"):
+        raise ConflictError(f"{url} is not the corpus any more that {index.url} was made of; encode it again")
+    return corpus

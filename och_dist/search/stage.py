@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import astuple
 from typing import Annotated, Any
 
 import numpy as np
 
 from och_dist.errors import BadInputError, ConflictError, UsageError
 from och_dist.options import IDS, ROWS, ExpectModel, Option, QueryDataset, ResultFile, checked
-from och_dist.search.choice import Way
 from och_dist.search.filters import Selection
-from och_dist.search.questions import Ranking
-from och_dist.search.searcher import RerankBy, Searcher, SearchOptions, batch_size, open_index
+from och_dist.search.plan import SearchMethod
+from och_dist.search.questions import Histogram, Nearest, Question, Ranking, RerankBy, WithinRadius
+from och_dist.search.searcher import Searcher, open_index
 from och_dist.sources import Queries, open_queries
 from och_dist.stage import Context, Report, Stopwatch
 from och_dist.store import (
     Neighbors,
+    RadiusNeighbors,
     StoredNeighbors,
     canonical,
     check_output,
@@ -28,9 +30,6 @@ from och_dist.store import (
     sha256,
 )
 
-__all__ = ["Searcher", "open_index", "search"]
-
-DEFAULT_K = 100
 RECALLS = (10, 100)
 
 
@@ -50,7 +49,7 @@ def search(
     ranking: Annotated[Ranking, Option("What is near: by bits, or by how sure each bit is.")] = "hamming",
     rerank: Annotated[int | None, Option("Order the first R anew and keep the K nearest.", metavar="R")] = None,
     rerank_by: Annotated[RerankBy, Option("By their vectors in the corpus, or by asymmetric distance.")] = "euclidean",
-    method: Annotated[Way, Option("A flat scan, bucket tables (see 'och tables'), or the faster.")] = "auto",
+    method: Annotated[SearchMethod, Option("A flat scan, bucket tables (see 'och tables'), or the faster.")] = "auto",
     ids: Annotated[bool, Option("Add the corpus' own ids of the rows.")] = False,
     truth: Annotated[
         str | None, Option("Exact neighbours (och truth): report recall@10 and @100.", metavar="FILE")
@@ -72,6 +71,18 @@ def search(
         check_output(output)
     if k is not None and radius is not None:
         raise UsageError(f"k={k} and radius={radius}; a search takes one of them")
+    if histogram and (k, radius, rerank, truth, ids, ranking) != (None, None, None, None, False, "hamming"):
+        raise UsageError(
+            "a histogram counts all codes by Hamming distance; leave out -k, --radius, --ranking, --rerank, --ids "
+            "and --truth"
+        )
+    if radius is not None and (rerank, ranking, truth) != (None, "hamming", None):
+        raise UsageError("a radius is a Hamming distance; leave out --ranking, --rerank and --truth")
+    question: Question = Nearest(Nearest.k if k is None else k, ranking, rerank, rerank_by, ids)
+    if histogram:
+        question = Histogram()
+    elif radius is not None:
+        question = WithinRadius(radius, ids)
     opening = open_index(
         index, client=context.client, version=version, corpus=corpus, method=method, expect_model=expect_model
     )
@@ -79,85 +90,92 @@ def search(
         chosen = searcher.choose(only, without, only_ids=only_ids, without_ids=without_ids)
         opened = open_queries(queries, dataset=dataset)
         opened.require_dim(searcher.model.hasher.n_features_in_, "the index")
-        if histogram:
-            if (k, radius, rerank, truth, ids, ranking) != (None, None, None, None, False, "hamming"):
-                raise UsageError(
-                    "a histogram counts all codes by Hamming distance; leave out -k, --radius, --ranking, --rerank, "
-                    "--ids and --truth"
-                )
-            return _count_distances(searcher, opened, chosen, output, watch, context)
-        if radius is not None:
-            if rerank is not None or ranking != "hamming" or truth is not None:
-                raise UsageError("a radius is a Hamming distance; leave out --ranking, --rerank and --truth")
-            return _search_radius(searcher, opened, radius, chosen, ids, output, watch, context)
-        options = SearchOptions(DEFAULT_K if k is None else k, chosen, ranking, rerank, rerank_by, ids)
-        return _search_nearest(searcher, opened, options, output, truth, watch, context)
+        return _answer(question, searcher, opened, chosen, output, truth, watch, context)
 
 
-def _facts(searcher: Searcher, queries: Queries, output: str | None) -> dict[str, Any]:
-    return {
-        "index": searcher.index.url,
-        "version": searcher.index.version,
-        "queries": queries.rows,
-        "rows": searcher.live_rows,
-        "source": queries.source,
-        "output": output,
-    }
-
-
-def _about(searcher: Searcher, queries: Queries, kind: str, chosen: Selection, *asked: Any) -> dict[str, Any]:
-    """What a stored result says about itself; ``key`` stands for everything it depends on."""
-    key = canonical([searcher.index.to_json(), queries.fingerprint, chosen.fingerprint if chosen else None, *asked])
-    return {"kind": kind, "key": sha256(key), "index_version": searcher.index.version, "model": searcher.index.model}
-
-
-def _is_there(output: str | None, about: dict[str, Any]) -> bool:
-    return output is not None and output.endswith(".zarr") and (read_about(output) or {}).get("key") == about["key"]
-
-
-def _search_nearest(
+def _answer(
+    question: Question,
     searcher: Searcher,
     queries: Queries,
-    options: SearchOptions,
+    chosen: Selection,
     output: str | None,
     truth: str | None,
     watch: Stopwatch,
     context: Context,
 ) -> Report:
-    selected = _selected_rows(searcher, options.selection)
-    width = min(options.k, selected) if queries.rows else options.k
-    asked = (options.k, options.ranking, options.rerank, options.rerank_by if options.rerank else None, options.ids)
-    about = {**_about(searcher, queries, options.ranking, options.selection, *asked), "k": options.k}
-    if options.ids:
-        about |= {"ids": searcher.corpus.ids, "id_width": searcher.corpus.id_width}
-    facts = {**_facts(searcher, queries, output), "k": width, "ranking": options.ranking, "rerank": options.rerank}
-    recall = None if truth is None else Recall(truth, searcher, queries)
-    if recall is None and _is_there(output, about):
+    """Ask the question about all queries, in batches that are written or listed as they come."""
+    index, recall = searcher.index, None if truth is None else Recall(truth, searcher, queries)
+    asked, about, facts = _described(question, searcher, queries, chosen)
+    key = canonical([index.to_json(), queries.fingerprint, chosen.fingerprint if chosen else None, *asked])
+    about = {"key": sha256(key), "index_version": index.version, "model": index.model, **about}
+    facts = {
+        "index": index.url,
+        "version": index.version,
+        "queries": queries.rows,
+        "rows": searcher.live_rows,
+        "source": queries.source,
+        "output": output,
+        **facts,
+    }
+    stored = output is not None and output.endswith(".zarr") and read_about(output)
+    if recall is None and stored and stored.get("key") == about["key"]:
         return watch.report("nothing to do", **facts)
-    advance = context.progress("search", queries.rows)
+    found, lists = 0, []
 
-    def counted() -> Iterator[Neighbors]:
-        for part in searcher.batches(queries, options, advance):
+    def batches() -> Iterator[Any]:
+        nonlocal found
+        for part in searcher.ask(question, queries, chosen, context.progress("search", queries.rows)):
             if recall is not None:
                 recall.add(part)
+            found += len(part if isinstance(question, Histogram) else part.rows)
             yield part
 
+    size = question.batch_size(index)
     if output is None:
-        lists = [entry for part in counted() for entry in _lists(part)]
-        return watch.report(**facts, plan=searcher.plan, **_recalled(recall), neighbors=lists)
-    size = batch_size(min(options.depth, searcher.live_rows))
-    save_neighbors(output, counted(), queries=queries.rows, width=width, batch=size, about=about)
-    return watch.report(**facts, plan=searcher.plan, **_recalled(recall))
+        lists = [entry for part in batches() for entry in _entries(part)]
+    elif isinstance(question, WithinRadius):
+        save_radius(output, batches(), about=about)
+    elif isinstance(question, Histogram):
+        save_histograms(output, batches(), queries=queries.rows, bits=index.bits, batch=size, about=about)
+    else:
+        save_neighbors(output, batches(), queries=queries.rows, width=facts["k"], batch=size, about=about)
+    if isinstance(question, WithinRadius):
+        facts["found"] = found
+    if not isinstance(question, Histogram):
+        facts["plan"] = searcher.plan
+    if recall is not None:
+        facts |= recall.facts()
+    if output is None:
+        facts["histograms" if isinstance(question, Histogram) else "neighbors"] = lists
+    return watch.report(**facts)
 
 
-def _recalled(recall: Recall | None) -> dict[str, Any]:
-    return {} if recall is None else recall.facts()
+def _described(
+    question: Question, searcher: Searcher, queries: Queries, chosen: Selection
+) -> tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    """What a result depends on beside index, queries and chosen rows, what its file says of it, and the report."""
+    if isinstance(question, Histogram):
+        return (), {"kind": "histogram"}, {"bits": searcher.index.bits}
+    assert isinstance(question, Nearest | WithinRadius)  # those that this stage makes
+    ids = {"ids": searcher.corpus.ids, "id_width": searcher.corpus.id_width} if question.ids else {}
+    if isinstance(question, WithinRadius):
+        return astuple(question), {"kind": "radius", "radius": question.radius, **ids}, {"radius": question.radius}
+    by = question.rerank_by if question.rerank else None
+    width = min(question.k, _selected_rows(searcher, chosen)) if queries.rows else question.k
+    return (
+        (question.k, question.ranking, question.rerank, by, question.ids),
+        {"kind": question.ranking, "k": question.k, **ids},
+        {"k": width, "ranking": question.ranking, "rerank": question.rerank},
+    )
 
 
-def _lists(part: Neighbors) -> Iterator[dict[str, list[Any]]]:
-    columns = {name: values.tolist() for name, values in part.columns().items()}
-    for query in range(len(part.rows)):
-        yield {name: values[query] for name, values in columns.items()}
+def _entries(part: Neighbors | RadiusNeighbors | np.ndarray) -> Iterator[dict[str, list[Any]]]:
+    """What one query after the other gave."""
+    if isinstance(part, RadiusNeighbors):
+        return part.lists()
+    columns = {"counts": part} if isinstance(part, np.ndarray) else part.columns()
+    lists = zip(*(values.tolist() for values in columns.values()), strict=True)
+    return (dict(zip(columns, entry, strict=True)) for entry in lists)
 
 
 def _selected_rows(searcher: Searcher, chosen: Selection) -> int:
@@ -170,49 +188,6 @@ def _selected_rows(searcher: Searcher, chosen: Selection) -> int:
         here = chosen.within(chunk.start, chunk.stop).live(chunk.start, chunk.stop, numbers)
         total += int(np.count_nonzero(here if live is None else here & live))
     return total
-
-
-def _search_radius(
-    searcher: Searcher,
-    queries: Queries,
-    radius: int,
-    chosen: Selection,
-    ids: bool,
-    output: str | None,
-    watch: Stopwatch,
-    context: Context,
-) -> Report:
-    about = {**_about(searcher, queries, "radius", chosen, radius, ids), "radius": radius}
-    if ids:
-        about |= {"ids": searcher.corpus.ids, "id_width": searcher.corpus.id_width}
-    facts = {**_facts(searcher, queries, output), "radius": radius}
-    if _is_there(output, about):
-        return watch.report("nothing to do", **facts)
-    advance = context.progress("search", queries.rows)
-
-    batches = searcher.radius_batches(queries, radius, chosen, ids=ids, advance=advance)
-    if output is None:
-        lists = [entry for part in batches for entry in part.lists()]
-        found = sum(len(entry["rows"]) for entry in lists)
-        return watch.report(**facts, found=found, plan=searcher.plan, neighbors=lists)
-    found = save_radius(output, batches, about=about)
-    return watch.report(**facts, found=found, plan=searcher.plan)
-
-
-def _count_distances(
-    searcher: Searcher, queries: Queries, chosen: Selection, output: str | None, watch: Stopwatch, context: Context
-) -> Report:
-    about = _about(searcher, queries, "histogram", chosen)
-    facts = {**_facts(searcher, queries, output), "bits": searcher.index.bits}
-    if _is_there(output, about):
-        return watch.report("nothing to do", **facts)
-    batches = searcher.histogram_batches(queries, chosen, context.progress("search", queries.rows))
-    if output is None:
-        lists = [{"counts": counts} for part in batches for counts in part.tolist()]
-        return watch.report(**facts, histograms=lists)
-    bits = searcher.index.bits
-    save_histograms(output, batches, queries=queries.rows, bits=bits, batch=batch_size(bits + 1), about=about)
-    return watch.report(**facts)
 
 
 class Recall:

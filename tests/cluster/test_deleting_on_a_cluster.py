@@ -12,7 +12,7 @@ import pytest
 from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError
 from och_dist.ingest.stage import ingest
-from och_dist.search.ids import find_rows
+from och_dist.search.filters import find_rows
 from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
 from och_dist.upkeep.compaction import compact

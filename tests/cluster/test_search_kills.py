@@ -15,7 +15,7 @@ from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.encode.stage import encode
 from och_dist.ingest.stage import ingest
 from och_dist.kernels.packing import unpack_bits
-from och_dist.search import placement as holders
+from och_dist.search import placement
 from och_dist.search.filters import row_set
 from och_dist.search.searcher import open_index
 from och_dist.train.stage import train
@@ -27,7 +27,7 @@ ROWS, BITS, CLIENTS, KILLS = 20_000, 32, 4, 2
 def test_no_answer_is_wrong_while_workers_are_killed(
     copied_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holders, "COPIED_BYTES", copied_bytes)
+    monkeypatch.setattr(placement, "COPIED_BYTES", copied_bytes)
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(ROWS, 8)).astype(np.float32)
     np.save(tmp_path / "vectors.npy", vectors)

@@ -16,7 +16,8 @@ from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageE
 from och_dist.ingest import chunks as segments
 from och_dist.ingest import unique_ids as stage
 from och_dist.ingest.stage import generate, ingest
-from och_dist.search.ids import corpus_of_index, find_rows, read_id_list
+from och_dist.search.filters import find_rows, read_id_list
+from och_dist.search.searcher import corpus_of_index
 from och_dist.store import corpus as corpus_store
 from och_dist.store.corpus import find_corpus, open_corpus
 from och_dist.store.index import open_version

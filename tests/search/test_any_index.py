@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from och_dist import LSH
 from och_dist.kernels.packing import unpack_bits
-from och_dist.search import choice as choose
+from och_dist.search import placement
 from och_dist.search.bucket_tables import build_tables
 from och_dist.search.searcher import open_index
 from och_dist.store.arrays import write_chunk
@@ -129,8 +129,8 @@ def test_every_way_against_all_distances_and_faiss(data: st.DataObject, world: W
     way = data.draw(st.sampled_from(sorted(WAYS)))
     rows = chosen_rows(world, choice)
     with world.index() as index, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choose, "MOST_PAIRS", pairs)
-        patch.setattr(choose, "LEAST_QUERIES", 2)
+        patch.setattr(placement, "MOST_PAIRS", pairs)
+        patch.setattr(placement, "LEAST_QUERIES", 2)
         if way == "bucket tables":
             if not world.live.any():
                 return

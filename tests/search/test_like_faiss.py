@@ -16,7 +16,7 @@ import pytest
 from och_dist.encode.stage import encode
 from och_dist.ingest.stage import ingest
 from och_dist.search.bucket_tables import build_tables
-from och_dist.search.questions import partitions_of
+from och_dist.search.placement import partitions_of
 from och_dist.search.searcher import Searcher, open_index
 from och_dist.train.stage import train
 from och_dist.upkeep.compaction import compact

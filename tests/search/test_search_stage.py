@@ -12,8 +12,7 @@ from distributed import Client, LocalCluster
 
 from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, NonFiniteError, UsageError
-from och_dist.search import placement as holders
-from och_dist.search import searcher
+from och_dist.search import placement, questions
 from och_dist.search.stage import open_index, search
 from och_dist.stage import Context
 from och_dist.store.index import open_version
@@ -66,8 +65,8 @@ def index(vectors: np.ndarray, model: str, tmp_path_factory: pytest.TempPathFact
 
 
 def test_a_cluster_gives_the_same(index: str, queries: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searcher, "batch_size", lambda k: 7)
-    monkeypatch.setattr(holders, "MAX_TASKS", 3)
+    monkeypatch.setattr(questions, "MAX_BATCH", 7)
+    monkeypatch.setattr(placement, "MAX_TASKS", 3)
     expected = brute(index, queries, 30)
     with (
         LocalCluster(
@@ -84,8 +83,8 @@ def test_a_cluster_gives_the_same(index: str, queries: np.ndarray, monkeypatch: 
 def test_batches_and_memory_do_not_matter(
     batch: int, index: str, queries: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(searcher, "batch_size", lambda k: batch)
-    monkeypatch.setattr(holders, "CACHE_BYTES", 0)
+    monkeypatch.setattr(questions, "MAX_BATCH", batch)
+    monkeypatch.setattr(placement, "CACHE_BYTES", 0)
     found = open_index(index).search(queries, k=30)
     np.testing.assert_array_equal(found.rows, brute(index, queries, 30)[1])
 
@@ -168,7 +167,7 @@ def test_bad_queries_are_refused(queries: Any, options: dict[str, Any], error: t
 
 
 def test_progress_counts_the_queries(index: str, queries: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searcher, "batch_size", lambda k: 10)
+    monkeypatch.setattr(questions, "MAX_BATCH", 10)
     seen: list[Any] = []
     context = Context(progress=lambda name, total: seen.append((name, total)) or seen.append)
     search(index, queries, k=3, context=context)

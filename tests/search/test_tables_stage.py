@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ from och_dist.kernels.hamming import hamming_top_k, lay_out, merge_top_k
 from och_dist.kernels.packing import pack_bits
 from och_dist.search import bucket_tables as stage
 from och_dist.search.bucket_tables import BuildTables, build_partition, build_tables, task_bytes
-from och_dist.search.plan import Sample, Table, make_plan, plan_search, predict, sample_codes
+from och_dist.search.filters import selection
+from och_dist.search.placement import Capacity
+from och_dist.search.plan import Plan, Planner, Sample, Table, make_plan, predict, sample_codes
+from och_dist.search.questions import Nearest, QueryBatch, Question, WithinRadius
 from och_dist.store.index import Index, open_version
 from och_dist.store.tables import find_tables, open_tables
 from och_dist.upkeep.compaction import compact
@@ -283,27 +287,25 @@ def test_costs_decide() -> None:
     assert slow_tables[0] < slow_tables[1]
 
 
+def plan_of(index: str, question: Question, *, only: Any = None, memory: int | None = None, asked: int = 5) -> Plan:
+    """What a searcher would plan for the first codes as queries."""
+    planner = Planner(open_version(index), "auto", Capacity.of(None, 1), held=True, memory=memory)
+    return planner.plan(question, QueryBatch(all_codes(index)[:asked]), selection(only))
+
+
 def test_a_plan_says_why(index: str) -> None:
-    opened, queries = open_version(index), all_codes(index)[:5]
-    none_yet = f"there are no bucket tables; 'och tables {index}' would make them"
-    assert plan_search(opened, queries, k=3).reason == none_yet
     build_tables(index, **SMALL)
-    plan = plan_search(opened, queries, k=3)
+    plan = plan_of(index, Nearest(3))
     assert plan.method == "flat"  # 400 rows
     assert "by bucket tables" in plan.reason
     assert "neighbour 3 of 400 codes is at distance" in plan.reason
     assert plan.flat < plan.multi_index
-    again = plan_search(opened, queries, k=3, partitions=find_tables(opened), codes=sample_codes(opened))
-    assert again == plan
-    filtered = plan_search(opened, queries, k=3, live_share=0.01)
+    filtered = plan_of(index, Nearest(3), only=range(4))
     assert float(filtered.reason.split("at distance ")[1].split()[0]) > 5
     assert filtered.flat == pytest.approx(0.01 * plan.flat)
-    assert "the radius among 400 codes is at distance 2 of 20" in plan_search(opened, queries, radius=2).reason
-    assert "MB may be used" in plan_search(opened, queries, k=3, memory=10).reason
-    assert plan_search(opened, queries[:0], k=3).method == "flat"
-    for k, radius in ((None, None), (1, 1)):
-        with pytest.raises(UsageError, match="give one of the two"):
-            plan_search(opened, queries, k=k, radius=radius)
+    assert "the radius among 400 codes is at distance 2 of 20" in plan_of(index, WithinRadius(2)).reason
+    assert "MB may be used" in plan_of(index, Nearest(3), memory=10).reason
+    assert plan_of(index, Nearest(3), asked=0).method == "flat"
     assert make_plan(2e6, 1e6, 3.0, rows=10, bits=8, k=1).method == "multi-index"
     assert "1.00 ms a query by bucket tables, 2.00 ms" in make_plan(2e6, 1e6, 3.0, rows=10, bits=8, k=1).reason
 
