@@ -109,3 +109,11 @@ COMMANDS = {name: stage for name, stage in STAGES.items() if name not in PIPELIN
         "List the runs of pipelines that worked on INDEX: when, how they ended, what they added.",
     ),
 }
+
+# Commands that are no stage.
+OTHERS = {
+    "run": "Run a whole job from a pipeline FILE; running it again repeats no finished work.",
+    "demo": "Do the main job on a generated corpus of 100,000 x 960: generate, train, encode, search, evaluate.",
+    "status": "List the versions of INDEX and its jobs, finished or not; with --scheduler, show what runs there now.",
+    "settings": "Show the settings in force, of och and of Dask; DASK_OCH__GRACE=30s and the like change them.",
+}

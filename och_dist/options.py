@@ -192,6 +192,16 @@ class _Names(dict[str, Any]):
         return eval(compile(ast.Expression(cast(ast.expr, node)), self.module, "eval"), {}, self)
 
 
+def parse_value(text: str) -> Any:
+    """A value as TOML has it; anything else is a string."""
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
 def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 

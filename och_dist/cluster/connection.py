@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from och_dist import settings
 from och_dist.cluster.tls import (
@@ -23,6 +23,7 @@ from och_dist.cluster.tls import (
     refuse_open_network,
 )
 from och_dist.errors import ClusterError, UsageError
+from och_dist.options import Option
 from och_dist.stop import set_grace
 
 if TYPE_CHECKING:
@@ -44,16 +45,32 @@ class ClusterOptions:
     without TLS. ``grace`` is how many seconds the tasks under way have to finish after SIGTERM or Ctrl-C.
     """
 
-    scheduler: str | None = None
-    workers: int | None = None
-    threads: int | None = None
-    memory_limit: str | None = None
-    dashboard: bool | None = None
-    tls_ca: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    insecure: bool = False
-    grace: float | None = None
+    scheduler: Annotated[
+        str | None, Option("Use a running cluster: address or scheduler file.", metavar="ADDRESS|FILE")
+    ] = None
+    workers: Annotated[int | None, Option("Local worker processes [default: one per core]; 0: this process.")] = None
+    threads: Annotated[int | None, Option("Threads of each local worker [default: 1].")] = None
+    memory_limit: Annotated[
+        str | None, Option("Memory of each local worker, such as 2GB [default: share].", metavar="SIZE")
+    ] = None
+    dashboard: Annotated[
+        bool | None,
+        Option("Dask dashboard of a local cluster (on loopback).", flags="--dashboard/--no-dashboard"),
+    ] = None
+    tls_ca: Annotated[
+        str | None,
+        Option("Authority of a tls:// scheduler and its clients [default: OCH_TLS_CA].", metavar="FILE"),
+    ] = None
+    tls_cert: Annotated[str | None, Option("Our certificate (PEM) [default: OCH_TLS_CERT].", metavar="FILE")] = None
+    tls_key: Annotated[str | None, Option("The key of --tls-cert [default: OCH_TLS_KEY].", metavar="FILE")] = None
+    insecure: Annotated[bool, Option("Allow a scheduler elsewhere without TLS.")] = False
+    grace: Annotated[
+        float | None,
+        Option(
+            "Time for the tasks under way to finish after SIGTERM or Ctrl-C [default: och.grace, 10 s].",
+            metavar="SECONDS",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 0:

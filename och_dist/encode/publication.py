@@ -121,7 +121,7 @@ def chunk_and_remedy(objects: Objects, job: Job, chunk: int) -> tuple[str, str]:
 @checked
 def publish(
     index: str,
-    job_id: str,
+    job: str,
     *,
     corpus: Annotated[str, Option("The corpus that the job encoded.")],
     context: Context | None = None,
@@ -130,18 +130,18 @@ def publish(
     watch, context = Stopwatch("publish"), context or Context()
     objects = open_objects(index)
     jobs = {job.id: job for job in sorted(list_jobs(objects), key=lambda job: -job.generation)}  # not that of a repair
-    if job_id not in jobs:
+    if job not in jobs:
         known = ", ".join(sorted(jobs)) or "none"
-        raise UsageError(f"{index} has no job {job_id!r}; jobs there: {known}")
-    if jobs[job_id].kept is not None:
-        raise UsageError(f"job {job_id} is a compaction; run 'och compact {index}', which goes on and publishes it")
+        raise UsageError(f"{index} has no job {job!r}; jobs there: {known}")
+    if jobs[job].kept is not None:
+        raise UsageError(f"job {job} is a compaction; run 'och compact {index}', which goes on and publishes it")
     before = find_index(index)
-    published = publish_jobs(index, [jobs[job_id]], _corpus_of(corpus, jobs[job_id]), context)
+    published = publish_jobs(index, [jobs[job]], _corpus_of(corpus, jobs[job]), context)
     same = before is not None and before.version == published.version
     return watch.report(
         "nothing to do" if same else "done",
         index=objects.url,
-        job=job_id,
+        job=job,
         version=published.version,
         rows=published.rows,
     )

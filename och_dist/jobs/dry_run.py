@@ -13,11 +13,10 @@ from typing import Any
 
 from och_dist.errors import BadInputError, OchError
 from och_dist.ingest import default_chunk_rows, known_sources, new_sources, vector_bytes
-from och_dist.jobs.pipeline import Pipeline, fill_known
+from och_dist.jobs.pipeline import Pipeline
 from och_dist.sources import VectorFile, open_queries, open_sources
 from och_dist.stage import WORKING_BYTES
 from och_dist.store import (
-    CHUNK_ROWS,
     canonical,
     done_chunks,
     find_corpus,
@@ -26,7 +25,7 @@ from och_dist.store import (
     open_objects,
     version_numbers,
 )
-from och_dist.train import KMEANS_ROWS_PER_CENTRE, MIN_ROWS, SAMPLE_ROWS, TRAIN_ROWS, hasher_params, make_hasher
+from och_dist.train import KMEANS_ROWS_PER_CENTRE, MIN_ROWS, SAMPLE_ROWS, hasher_params, make_hasher
 from och_dist.upkeep import gc
 
 
@@ -104,14 +103,13 @@ def plan(pipeline: Pipeline) -> list[Planned]:
     """The stages in order; one whose inputs are not there yet is named without sizes."""
     outlook, planned = Outlook(), []
     for step in pipeline.steps:
-        params = {name: fill_known(value, pipeline.variables) for name, value in step.params.items()}
         try:
-            facts = PLANNERS.get(step.stage, _other)(params, outlook)
+            facts = PLANNERS.get(step.name, _other)(step.expected(pipeline.variables), outlook)
         except (BadInputError, OSError) as error:
             facts = {"does": f"not known yet: {error}"}
         except OchError as error:
             facts = {"does": f"would fail: {error}"}
-        planned.append(Planned(step.id, step.stage, **facts))
+        planned.append(Planned(step.id, step.name, **facts))
     return planned
 
 
@@ -131,38 +129,38 @@ def _files(sources: list[VectorFile], corpus: str, chunk_rows: int | None, outlo
 
 
 def _collect(params: Params, outlook: Outlook) -> Facts:
-    sources = new_sources(params["inbox"], find_corpus(params["corpus"]), dataset=params.get("dataset"))
-    return _files(sources, params["corpus"], params.get("chunk_rows"), outlook)
+    sources = new_sources(params["inbox"], find_corpus(params["corpus"]), dataset=params["dataset"])
+    return _files(sources, params["corpus"], params["chunk_rows"], outlook)
 
 
 def _ingest(params: Params, outlook: Outlook) -> Facts:
     named = params["sources"]
-    found = open_sources([named] if isinstance(named, str) else named, dataset=params.get("dataset"))
+    found = open_sources([named] if isinstance(named, str) else named, dataset=params["dataset"])
     known = known_sources(find_corpus(params["corpus"]))
     new = [source for source in found if source.content not in known]
-    return _files(new, params["corpus"], params.get("chunk_rows"), outlook)
+    return _files(new, params["corpus"], params["chunk_rows"], outlook)
 
 
 def _generate(params: Params, outlook: Outlook) -> Facts:
-    if outlook.shape(params["corpus"]) is not None and not params.get("append"):
+    if outlook.shape(params["corpus"]) is not None and not params["append"]:
         return {"does": "nothing to do, if it holds these rows; else refused"}
-    rows, dim = params.get("rows", 100_000), params.get("dim", 960)
-    shape = outlook.grow(params["corpus"], rows, dim, "<f4", params.get("chunk_rows"))
+    rows, dim = params["rows"], params["dim"]
+    shape = outlook.grow(params["corpus"], rows, dim, "<f4", params["chunk_rows"])
     size = {"rows": rows, "bytes": rows * shape.row_bytes, "task_memory": 4 * shape.chunk_bytes}
     return {"does": f"make {rows:,} rows of {dim}-d vectors", **size}
 
 
 def _training(params: Params, shape: Shape) -> Facts:
     """Passes over all rows on the workers; the sample of rows and the moments on the driver."""
-    hasher = make_hasher(params.get("method", "och"), params.get("bits", 64), 0, params.get("params") or {})
-    wanted = params.get("kmeans_rows")
+    hasher = make_hasher(params["method"], params["bits"], 0, params["params"] or {})
+    wanted = params["kmeans_rows"]
     wanted = KMEANS_ROWS_PER_CENTRE * hasher.centres_wanted() if wanted is None else wanted
-    sample = min(shape.rows, max(params.get("train_rows", TRAIN_ROWS), wanted))
+    sample = min(shape.rows, max(params["train_rows"], wanted))
     return {
         "rows": shape.rows,
         "bytes": shape.rows * shape.row_bytes,
         "task_memory": shape.pass_bytes + 24 * shape.dim**2 + 4 * sample * shape.dim,
-        "driver_memory": 8 * min(shape.rows, params.get("train_rows", TRAIN_ROWS)) * shape.dim + 24 * shape.dim**2,
+        "driver_memory": 8 * min(shape.rows, params["train_rows"]) * shape.dim + 24 * shape.dim**2,
     }
 
 
@@ -178,8 +176,8 @@ def _model(params: Params, outlook: Outlook) -> Facts:
     shape, current = outlook.shape(params["corpus"]), find_index(params["index"])
     if shape is None:
         return {"does": OPEN}
-    method, bits, seed = params.get("method", "och"), params.get("bits", 64), params.get("seed", 0)
-    wanted = hasher_params(make_hasher(method, bits, seed, params.get("params") or {}))
+    method, bits, seed = params["method"], params["bits"], params["seed"]
+    wanted = hasher_params(make_hasher(method, bits, seed, params["params"] or {}))
     if current is not None:
         model = current.load_model()
         if (model.method, canonical(model.params)) == (method, canonical(wanted)):
@@ -194,7 +192,7 @@ def _gate(new: int, params: Params, shape: Shape) -> Facts:
         return {"does": "nothing to do: no new rows"}
     if new < MIN_ROWS:
         return {"does": "keep the model; the gate looks if earlier nights make enough rows", "rows": new}
-    then = {"retrain": "train anew", "accept": "go on all the same"}.get(params.get("on_drift", ""), "stop with exit 6")
+    then = {"retrain": "train anew", "accept": "go on all the same"}.get(params["on_drift"], "stop with exit 6")
     return {
         "does": f"keep the model, unless the new rows have drifted: then {then}",
         "rows": min(new, SAMPLE_ROWS),
@@ -210,7 +208,7 @@ def _encode(params: Params, outlook: Outlook) -> Facts:
     new, width = shape.rows - held, -(-current.bits // 8) if current else 8
     if new <= 0:
         return {"does": "nothing to do: no new rows", "rows": 0}
-    chunk = min(new, params.get("chunk_rows", CHUNK_ROWS))
+    chunk = min(new, params["chunk_rows"])
     memory = shape.pass_bytes + 3 * chunk * width
     text = f"encode {new:,} rows" + _unfinished(params["index"])
     return {"does": text, "rows": new, "bytes": new * shape.row_bytes, "task_memory": memory}
@@ -228,8 +226,9 @@ def _unfinished(index: str) -> str:
 def _queries(params: Params, outlook: Outlook) -> Facts:
     if not params["queries"]:
         return {"does": "nothing to do: no queries are named"}
-    shape = outlook.shape(params["corpus"]) if "corpus" in params else None
-    asked = open_queries(params["queries"], dataset=params.get("dataset"))
+    corpus = params.get("corpus")
+    shape = None if corpus is None else outlook.shape(corpus)
+    asked = open_queries(params["queries"], dataset=params["dataset"])
     memory = {"task_memory": shape.pass_bytes} if shape else {}
     return {"does": f"{asked.rows:,} queries, unless it was done for this version", **memory}
 
@@ -238,7 +237,7 @@ def _gc(params: Params, outlook: Outlook) -> Facts:
     numbers = version_numbers(open_objects(params["path"]))
     if not numbers:
         return {"does": OPEN}
-    going = gc(params["path"], keep=params.get("keep", 3), dry_run=True).facts["versions_removed"]
+    going = gc(params["path"], keep=params["keep"], dry_run=True).facts["versions_removed"]
     listed = f"remove versions {', '.join(map(str, going))}" if going else "nothing to do now"
     return {"does": f"{listed}; versions {', '.join(map(str, numbers))} are there"}
 

@@ -6,52 +6,66 @@ id ``train`` reported.
 
 from __future__ import annotations
 
-import inspect
 import re
 import tomllib
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any
 
+from och_dist.catalog import STAGES, Stage
 from och_dist.cluster import ClusterOptions
 from och_dist.errors import UsageError
-from och_dist.stage import Context, Report
+from och_dist.options import declared, parse_value
 
-STAGES = {
-    "fetch": "och_dist.ingest.fetch:fetch_archive",
-    "generate": "och_dist.ingest.stage:generate",
-    "ingest": "och_dist.ingest.stage:ingest",
-    "train": "och_dist.train.stage:train",
-    "encode": "och_dist.encode.stage:encode",
-    "truth": "och_dist.evaluate.exact:truth",
-    "search": "och_dist.search.stage:search",
-    "evaluate": "och_dist.evaluate.stage:evaluate",
-    "compare": "och_dist.report.comparison:compare_with_report",
-    "verify": "och_dist.upkeep.verification:verify",
-    "delete": "och_dist.upkeep.deletion:delete",
-    "compact": "och_dist.upkeep.compaction:compact",
-    "tables": "och_dist.search.bucket_tables:build_tables",
-    "collect": "och_dist.ingest.stage:collect",
-    "model": "och_dist.train.drift_gate:renew",
-    "check": "och_dist.upkeep.job_check:check_jobs",
-    "publish": "och_dist.encode.publication:publish_new",
-    "quality": "och_dist.evaluate.stage:measure_quality",
-    "gc": "och_dist.upkeep.housekeeping:gc",
-}
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 
 @dataclass(frozen=True)
-class Step:
+class StageCall:
     """One stage of a pipeline: ``id`` names it, ``params`` are the arguments of the stage's function."""
 
     id: str
-    stage: str
+    name: str
     params: dict[str, Any]
+
+    @property
+    def stage(self) -> Stage:
+        return STAGES[self.name]
+
+    def ready(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments with all placeholders filled in."""
+        params = {name: _fill(value, known) for name, value in self.params.items()}
+        self._check_values(params)
+        return params
+
+    def expected(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments, defaults too, as far as they are known; a value that needs more stays as it is written."""
+        defaults = {name: option.default for name, option in self.stage.options.items() if not option.required}
+        return defaults | {name: _fill_known(value, known) for name, value in self.params.items()}
+
+    def check(self, variables: Mapping[str, Any], earlier: set[str]) -> None:
+        """Every key, every placeholder, and every value that is known before the ``earlier`` stages have run."""
+        options = self.stage.options
+        _refuse_unknown(self.params, options, f"stage {self.id}")
+        if missing := sorted({name for name, option in options.items() if option.required} - set(self.params)):
+            raise UsageError(f"stage {self.id} lacks {', '.join(missing)}")
+        known = {}
+        for name, value in self.params.items():
+            facts = [found for found in _placeholders(value) if found.partition(".")[0] in earlier and "." in found]
+            if unknown := [found for found in _placeholders(value) if found not in {*variables, *facts}]:
+                raise UsageError(
+                    f"stage {self.id}, {name}: {{{unknown[0]}}} is neither a variable nor a fact of an earlier stage"
+                )
+            if not facts:
+                known[name] = _fill(value, variables)
+        self._check_values(known)
+
+    def _check_values(self, params: Mapping[str, Any]) -> None:
+        for name, value in params.items():
+            self.stage.options[name].check_type(value, f"stage {self.id}: ")
+            self.stage.options[name].check_range(value, f"stage {self.id}: ")
 
 
 @dataclass(frozen=True)
@@ -61,7 +75,16 @@ class Pipeline:
     name: str
     variables: dict[str, Any]
     cluster: dict[str, Any]
-    steps: tuple[Step, ...]
+    steps: tuple[StageCall, ...]
+
+    @property
+    def index(self) -> str | None:
+        """The index that the job works on, beside which its runs are logged; None if no stage names one."""
+        for step in self.steps:
+            value = _fill_known(step.params.get("index"), self.variables)
+            if isinstance(value, str) and not _placeholders(value):
+                return value
+        return None
 
 
 def load_pipeline(path: str | Path, settings: Sequence[str] = ()) -> Pipeline:
@@ -72,10 +95,10 @@ def load_pipeline(path: str | Path, settings: Sequence[str] = ()) -> Pipeline:
         raise UsageError(f"{path} does not exist; give a pipeline file such as pipelines/demo.toml") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{path} is not a readable TOML file ({error}); mend it, nothing was run") from None
-    _refuse_unknown(document, {"name", "vars", "cluster", "stages"}, str(path))
+    _refuse_unknown(document, ("name", "vars", "cluster", "stages"), str(path))
     variables = _table(document.get("vars", {}), "[vars]")
+    cluster = _table(document.get("cluster", {}), "[cluster]")
     steps = _steps(document.get("stages"), str(path))
-    cluster = _cluster(_table(document.get("cluster", {}), "[cluster]"))
     pipeline = Pipeline(str(document.get("name", Path(path).stem)), variables, cluster, steps)
     for setting in settings:
         pipeline = _apply(pipeline, setting)
@@ -83,49 +106,14 @@ def load_pipeline(path: str | Path, settings: Sequence[str] = ()) -> Pipeline:
     return pipeline
 
 
-def run_pipeline(
-    pipeline: Pipeline,
-    context: Context,
-    *,
-    begun: Callable[[str], None] = lambda label: None,
-    told: Callable[[str, Report], None] = lambda label, report: None,
-) -> list[tuple[str, Report]]:
-    """Run the stages in order; ``begun`` hears of each before it begins, ``told`` when it has ended.
-
-    Running it again repeats no finished work.
-    """
-    reports: list[tuple[str, Report]] = []
-    known = dict(pipeline.variables)
-    for step in pipeline.steps:
-        begun(step.id)
-        params = {name: _fill(value, known) for name, value in step.params.items()}
-        _check_types(step, params)
-        function = stage_function(step.stage)
-        surroundings = {"context": context} if "context" in inspect.signature(function).parameters else {}
-        report = function(**params, **surroundings)
-        known |= {f"{step.id}.{name}": value for name, value in report.facts.items()}
-        reports.append((step.id, report))
-        told(step.id, report)
-    return reports
+def bundled(name: str) -> Path:
+    """A pipeline file that comes with the package: installed beside it, or at the top of a source tree."""
+    here = Path(__file__).parents[1]
+    return next(path for path in (here / "pipelines" / name, here.parent / "pipelines" / name) if path.exists())
 
 
-def index_of(pipeline: Pipeline) -> str | None:
-    """The index that a job works on, beside which its reports are kept; None if no stage names one."""
-    for step in pipeline.steps:
-        value = step.params.get("index")
-        if isinstance(value, str) and not _placeholders(filled := fill_known(value, pipeline.variables)):
-            return str(filled)
-    return None
-
-
-def stage_function(stage: str) -> Callable[..., Report]:
-    module, _, name = STAGES[stage].partition(":")
-    function: Callable[..., Report] = getattr(import_module(module), name)
-    return function
-
-
-def _refuse_unknown(table: Mapping[str, Any], known: set[str], where: str) -> None:
-    if unknown := sorted(set(table) - known):
+def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    if unknown := sorted(set(table) - set(known)):
         raise UsageError(f"{where} has unknown keys {', '.join(unknown)}; known are {', '.join(sorted(known))}")
 
 
@@ -135,26 +123,10 @@ def _table(value: Any, where: str) -> dict[str, Any]:
     return dict(value)
 
 
-def bundled(name: str) -> Path:
-    """A pipeline file that comes with the package: installed beside it, or at the top of a source tree."""
-    here = Path(__file__).parents[1]
-    return next(path for path in (here / "pipelines" / name, here.parent / "pipelines" / name) if path.exists())
-
-
-def _cluster(table: dict[str, Any]) -> dict[str, Any]:
-    _refuse_unknown(table, set(ClusterOptions.__dataclass_fields__), "[cluster]")
-    hints = get_type_hints(ClusterOptions)
-    for name, value in table.items():
-        if not _fits(value, hints[name]):
-            raise UsageError(f"[cluster] {name}={value!r}; expected {_type_name(hints[name])}")
-    ClusterOptions(**table)  # refuses impossible values
-    return table
-
-
-def _steps(entries: Any, where: str) -> tuple[Step, ...]:
+def _steps(entries: Any, where: str) -> tuple[StageCall, ...]:
     if not isinstance(entries, list) or not entries:
         raise UsageError(f"{where} has no [[stages]]; give at least one")
-    steps: list[Step] = []
+    steps: list[StageCall] = []
     for entry in entries:
         params = _table(entry, "[[stages]]")
         stage = params.pop("stage", None)
@@ -165,7 +137,7 @@ def _steps(entries: Any, where: str) -> tuple[Step, ...]:
             raise UsageError(f"a stage cannot be called {name!r}; use letters, digits, - and _, and not 'cluster'")
         if name in {step.id for step in steps}:
             raise UsageError(f'two stages are called {name!r}; give one of them another id = "..."')
-        steps.append(Step(name, stage, params))
+        steps.append(StageCall(name, stage, params))
     return tuple(steps)
 
 
@@ -180,7 +152,7 @@ def _apply(pipeline: Pipeline, setting: str) -> Pipeline:
             raise UsageError(f"--set {name}: there is no such variable; known are {', '.join(pipeline.variables)}")
         return replace(pipeline, variables={**pipeline.variables, name: value})
     if step_id == "cluster":
-        return replace(pipeline, cluster=_cluster({**pipeline.cluster, parameter: value}))
+        return replace(pipeline, cluster={**pipeline.cluster, parameter: value})
     if step_id not in {step.id for step in pipeline.steps}:
         raise UsageError(f"--set {name}: no stage {step_id!r}; known are {', '.join(s.id for s in pipeline.steps)}")
     steps = tuple(
@@ -190,40 +162,20 @@ def _apply(pipeline: Pipeline, setting: str) -> Pipeline:
     return replace(pipeline, steps=steps)
 
 
-def parse_value(text: str) -> Any:
-    """A value as TOML has it; anything else is a string."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
 def _check(pipeline: Pipeline) -> None:
     """Every key, every value that is known now, and every placeholder, before anything runs."""
-    known = dict(pipeline.variables)
-    for name, value in known.items():
+    for name, value in pipeline.variables.items():
         if found := _placeholders(value):
             raise UsageError(f"variable {name} refers to {{{found[0]}}}; a variable is a plain value, write it out")
+    cluster = declared(ClusterOptions)
+    _refuse_unknown(pipeline.cluster, cluster, "[cluster]")
+    for name, value in pipeline.cluster.items():
+        cluster[name].check_type(value, "[cluster] ")
+    ClusterOptions(**pipeline.cluster)  # refuses impossible values
     earlier: set[str] = set()
     for step in pipeline.steps:
-        signature = inspect.signature(stage_function(step.stage)).parameters
-        accepted = {name for name in signature if name != "context"}
-        _refuse_unknown(step.params, accepted, f"stage {step.id}")
-        required = {name for name in accepted if signature[name].default is inspect.Parameter.empty}
-        if missing := sorted(required - set(step.params)):
-            raise UsageError(f"stage {step.id} lacks {', '.join(missing)}")
-        for name, value in step.params.items():
-            _check_placeholders(step, name, value, set(known), earlier)
-        _check_types(step, {n: _fill(v, known) for n, v in step.params.items() if not _refers(v, earlier)})
+        step.check(pipeline.variables, earlier)
         earlier.add(step.id)
-
-
-def _check_placeholders(step: Step, name: str, value: Any, known: set[str], earlier: set[str]) -> None:
-    for found in _placeholders(value):
-        if found not in known and not _is_fact(found, earlier):
-            raise UsageError(
-                f"stage {step.id}, {name}: {{{found}}} is neither a variable nor a fact of an earlier stage"
-            )
 
 
 def _placeholders(value: Any) -> list[str]:
@@ -232,15 +184,6 @@ def _placeholders(value: Any) -> list[str]:
         items = value.values() if isinstance(value, dict) else value
         return [found for item in items for found in _placeholders(item)]
     return PLACEHOLDER.findall(value) if isinstance(value, str) else []
-
-
-def _is_fact(name: str, earlier: set[str]) -> bool:
-    step_id, _, fact = name.partition(".")
-    return bool(fact) and step_id in earlier
-
-
-def _refers(value: Any, earlier: set[str]) -> bool:
-    return any(_is_fact(found, earlier) for found in _placeholders(value))
 
 
 def _fill(value: Any, known: Mapping[str, Any]) -> Any:
@@ -257,40 +200,5 @@ def _fill(value: Any, known: Mapping[str, Any]) -> Any:
         raise UsageError(f"{{{error.args[0]}}} has no value; known are {', '.join(sorted(known))}") from None
 
 
-def fill_known(value: Any, known: Mapping[str, Any]) -> Any:
-    """A value with what is known filled in; one that needs more stays as it is written."""
+def _fill_known(value: Any, known: Mapping[str, Any]) -> Any:
     return _fill(value, known) if set(_placeholders(value)) <= set(known) else value
-
-
-def _check_types(step: Step, params: Mapping[str, Any]) -> None:
-    hints = get_type_hints(stage_function(step.stage))
-    for name, value in params.items():
-        if not _fits(value, hints[name]):
-            raise UsageError(f"stage {step.id}: {name}={value!r}; expected {_type_name(hints[name])}")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint)
-    if hint is Any:
-        return True
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, option) for option in get_args(hint))
-    if origin is Literal:
-        return value in get_args(hint)
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return isinstance(value, dict)
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        return isinstance(value, str) or (
-            isinstance(value, list | tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
-        )
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _type_name(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(repr, get_args(hint)))
-    return str(getattr(hint, "__name__", hint)) if get_origin(hint) is None else str(hint).replace("typing.", "")

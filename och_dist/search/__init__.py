@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from och_dist.search.bucket_tables import build_tables
-from och_dist.search.filters import RowSet, find_rows, read_ids_given, read_row_set, row_set
+from och_dist.search.filters import RowSet, find_rows, row_set
 from och_dist.search.placement import partitions_of
 from och_dist.search.searcher import Searcher, corpus_of_index, open_index
 from och_dist.search.stage import check_truth, search
@@ -17,8 +17,6 @@ __all__ = [
     "find_rows",
     "open_index",
     "partitions_of",
-    "read_ids_given",
-    "read_row_set",
     "row_set",
     "search",
 ]

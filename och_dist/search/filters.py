@@ -67,11 +67,12 @@ class RowSet:
 
 
 def row_set(rows: Any) -> RowSet:
-    """A set of rows from numbers (any order), a ``range`` or ``slice``, a bool mask (n,), or a text like '5,10-20'."""
+    """A set of rows from numbers (any order), a ``range`` or ``slice``, a bool mask (n,), or a text like
+    '5,10-20' or '@FILE' (an .npy of numbers or a mask, or a text file)."""
     if isinstance(rows, RowSet):
         return rows
     if isinstance(rows, str):
-        return _of_text(rows)
+        return _of_file(Path(rows[1:])) if rows.startswith("@") else _of_text(rows)
     if isinstance(rows, slice):
         if rows.stop is None or (rows.start or 0) < 0 or rows.stop < 0:
             raise UsageError(f"{rows} has no end that is a row number; give a start and a stop of at least 0")
@@ -119,11 +120,7 @@ def _of_ranges(starts: np.ndarray, stops: np.ndarray) -> RowSet:
     return RowSet(starts[first], reach[last])
 
 
-def read_row_set(text: str) -> RowSet:
-    """Rows as given on a command line: numbers and ranges, or '@FILE' (.npy of numbers or a mask, or a text file)."""
-    if not text.startswith("@"):
-        return row_set(text)
-    path = Path(text[1:])
+def _of_file(path: Path) -> RowSet:
     try:
         if path.suffix == ".npy":
             _require_whole(path)
@@ -230,7 +227,7 @@ def find_rows(corpus: Corpus, ids: Any, context: Context | None = None) -> np.nd
     """Global rows (m,) int64 of ``ids`` (m,), in their order; :class:`UsageError` names those that are unknown."""
     if corpus.ids is None:
         raise UsageError(f"{corpus.url} has no ids; give row numbers, or make it anew with 'och ingest --ids'")
-    keys = _keys(ids, corpus)
+    keys = _keys(_given(ids) if isinstance(ids, str) else ids, corpus)
     if not len(keys):
         return np.empty(0, np.int64)
     wanted, order = np.unique(keys, return_inverse=True)
@@ -255,8 +252,8 @@ def read_id_list(path: str) -> np.ndarray:
     return keys if source.kind == "int64" else np.strings.decode(keys, "utf-8")
 
 
-def read_ids_given(text: str) -> Any:
-    """Ids as given on a command line: separated by commas, or '@FILE'."""
+def _given(text: str) -> Any:
+    """Ids as one text: separated by commas, or '@FILE'."""
     if text.startswith("@"):
         return read_id_list(text[1:])
     return [part.strip() for part in text.split(",") if part.strip()]

@@ -117,8 +117,8 @@ def test_overlapping_runs(night: Path) -> None:
 def test_failures_are_in_the_history(tmp_path: Path, number: int) -> None:
     (tmp_path / "inbox").mkdir()
     np.save(tmp_path / "inbox" / "a.npy", np.full((5, 3), np.nan, "f4") if number == 3 else small_rows(50))
-    settings = [] if number == 3 else ["model.max_balance_shift=-1.0"]
-    message = refused(number, "NaN|use a number above 0", *words(tmp_path, *settings)).splitlines()[-1]
+    settings = [] if number == 3 else ["model.params={nope=1}"]
+    message = refused(number, "NaN|has no parameter nope", *words(tmp_path, *settings)).splitlines()[-1]
     (run,) = history(tmp_path)
     assert (run["exit_code"], run["status"], run["stage"]) == (number, "failed", "collect" if number == 3 else "model")
     assert message == f"och: {run['message']}"
@@ -141,8 +141,8 @@ def test_a_report_that_cannot_be_kept_hides_no_failure(night: Path, monkeypatch:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("och_dist.jobs.run_log.end_run", full)
-    text = refused(2, "use a number above 0", *words(night, "model.max_balance_shift=-1.0"))
+    monkeypatch.setattr("och_dist.jobs.runs.end_run", full)
+    text = refused(2, "has no parameter nope", *words(night, "model.params={nope=1}"))
     assert "could not be kept" in text
     assert "what is done is kept" in och(*words(night), code=5).stderr
 
@@ -238,10 +238,10 @@ def test_json_log(night: Path) -> None:
 
 
 def test_json_log_of_a_failure(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = och(*words(night, "model.max_balance_shift=-1.0"), "--log-format", "json", code=2)
+    result = och(*words(night, "model.params={nope=1}"), "--log-format", "json", code=2)
     last = lines(result.stderr)[-1]
     assert (last["level"], last["exit_code"]) == ("error", 2)
-    assert "use a number above 0" in last["message"]
+    assert "has no parameter nope" in last["message"]
 
     def fail(*args: Any, **options: Any) -> None:
         raise RuntimeError("oops")

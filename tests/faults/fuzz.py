@@ -21,9 +21,9 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from och_dist.catalog import STAGES
 from och_dist.cli import cli
 from och_dist.encode.stage import encode
-from och_dist.jobs.pipeline import STAGES
 from och_dist.sources.base import is_accepted
 from och_dist.store.corpus import open_corpus
 from och_dist.store.manifest import seal
@@ -452,12 +452,20 @@ TEXTS = st.sampled_from(
         *("new", "new.zarr", "new.npz", "new.jsonl", "new.parquet"),
     ]
 )
-SHARED = {option.name for option in cli.commands["compact"].params} - {"index", "chunk_rows"}
+
+
+def parameters(name: str) -> list[click.Parameter]:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    return command.params
+
+
+SHARED = {option.name for option in parameters("compact")} - {"index", "chunk_rows"}
 
 
 def _options(name: str) -> list[click.Option]:
     """The options of a command, those of its own several times as likely as those that all commands share."""
-    options = [param for param in cli.commands[name].params if isinstance(param, click.Option)]
+    options = [param for param in parameters(name) if isinstance(param, click.Option)]
     own = [option for option in options if option.name not in SHARED]
     return [option for option in (*options, *own, *own, *own) if option.name not in NOT_GIVEN]
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from och_dist.errors import UsageError
-from och_dist.jobs.pipeline import STAGES, bundled, load_pipeline, parse_value, run_pipeline, stage_function
-from och_dist.stage import Context, Report
+from och_dist.jobs.pipeline import StageCall, bundled, load_pipeline
+from och_dist.jobs.runs import run_pipeline
+from och_dist.options import parse_value
+from och_dist.stage import Context
 from tests.support.command import facts, och, one_object, refused
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +63,7 @@ def test_load(job: Path) -> None:
     assert (pipeline.name, pipeline.variables, pipeline.cluster) == (
         "nightly", {"dir": "data", "rows": 20}, {"workers": 0}
     )  # fmt: skip
-    assert [(step.id, step.stage) for step in pipeline.steps] == [
+    assert [(step.id, step.name) for step in pipeline.steps] == [
         ("generate", "generate"), ("learn", "train"), ("encode", "encode")
     ]  # fmt: skip
     assert pipeline.steps[1].params["params"] == {"n_centres": 5, "max_iter": 5}
@@ -86,6 +88,8 @@ def test_name_of_a_file_without_one(job: Path) -> None:
         ("rows = 20", "rows = 'many'", "stage generate: rows='many'; expected int"),
         ("dim = 4", "codec = 'gzip'", "stage generate: codec='gzip'; expected one of 'none', 'lz4', 'zstd'"),
         ("{ n_centres = 5, max_iter = 5 }", "3", "stage learn: params=3; expected"),
+        ("dim = 4", "dim = 0", "stage generate: dim=0; use at least 1"),
+        ("rows = 20", "rows = -1", "stage generate: rows=-1; use at least 1"),
         ('model = "{learn.model}"', "", "stage encode lacks model"),
         ('stage = "train"', 'stage = "tarin"', "stage 'tarin' is not known; use one of fetch, generate, "),
         ('stage = "train"', 'stage = ["train"]', r"stage \['train'\] is not known"),
@@ -177,28 +181,14 @@ def test_settings_that_mean_nothing(job: Path, setting: str, message: str) -> No
         load_pipeline(job, [setting])
 
 
-def test_placeholders_are_filled(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placeholders_are_filled() -> None:
     """A placeholder that is a whole value keeps its type; inside text it becomes text; lists and tables are filled."""
-    calls: list[dict[str, Any]] = []
-
-    def stage(sources: list[str] | str, count: int, table: dict[str, Any] | None = None, *, context: Any) -> Report:
-        calls.append({"sources": sources, "count": count, "table": table})
-        return Report("fake", "done", 0, {"files": ["a", "b"], "total": 2})
-
-    monkeypatch.setattr("och_dist.jobs.pipeline.stage_function", lambda name: stage)
-    job.write_text(
-        "[vars]\nn = 5\ndir = '/d'\n"
-        "[[stages]]\nstage = 'fetch'\nsources = ['{dir}/x', '{n}.npy']\ncount = '{n}'\n"
-        "[[stages]]\nstage = 'ingest'\nsources = '{fetch.files}'\ncount = '{fetch.total}'\n"
-        "table = { a = '{fetch.total}', b = ['{dir}'] }\n"
-    )
-    told: list[str] = []
-    run_pipeline(load_pipeline(job), Context(), told=lambda label, report: told.append(label))
-    assert calls == [
-        {"sources": ["/d/x", "5.npy"], "count": 5, "table": None},
-        {"sources": ["a", "b"], "count": 2, "table": {"a": 2, "b": ["/d"]}},
-    ]
-    assert told == ["fetch", "ingest"]
+    known = {"n": 5, "dir": "/d", "fetch.files": ["a", "b"], "fetch.total": 2}
+    call = StageCall("x", "ingest", {"sources": ["{dir}/x", "{n}.npy"], "corpus": "{dir}", "chunk_rows": "{n}"})
+    assert call.ready(known) == {"sources": ["/d/x", "5.npy"], "corpus": "/d", "chunk_rows": 5}
+    assert StageCall("x", "ingest", {"sources": "{fetch.files}"}).ready(known) == {"sources": ["a", "b"]}
+    params = {"a": "{fetch.total}", "b": ["{dir}"]}
+    assert StageCall("x", "train", {"params": params}).ready(known) == {"params": {"a": 2, "b": ["/d"]}}
 
 
 def test_facts_that_turn_out_wrong(job: Path, tmp_path: Path) -> None:
@@ -214,11 +204,6 @@ def test_lists_are_checked_item_by_item(job: Path) -> None:
     job.write_text("[[stages]]\nstage = 'ingest'\nsources = ['a', 3]\ncorpus = 'c'\n")
     with pytest.raises(UsageError, match=r"stage ingest: sources=\['a', 3\]; expected collections.abc.Sequence\[str\]"):
         load_pipeline(job)
-
-
-def test_every_stage_can_be_called() -> None:
-    for name in STAGES:
-        assert callable(stage_function(name))
 
 
 def test_bundled_demo_is_the_one_of_the_repository() -> None:

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError
-from och_dist.jobs.pipeline import load_pipeline, run_pipeline
+from och_dist.jobs.pipeline import load_pipeline
+from och_dist.jobs.runs import run_pipeline
 from och_dist.sources.readers import read_ivecs
 from och_dist.stage import Context, Report
 from och_dist.store.index import open_version

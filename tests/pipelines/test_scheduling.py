@@ -32,7 +32,9 @@ def parsed(words: list[str]) -> dict[str, Any]:
     """The parameters of 'och run WORDS' as click understands them; the settings must fit nightly.toml."""
     assert words[0] == "run"
     assert words[1].endswith("/nightly.toml")
-    context = cli.commands["run"].make_context("run", words[1:])
+    command = cli.get_command(click.Context(cli), "run")
+    assert command is not None
+    context = command.make_context("run", words[1:])
     load_pipeline(PIPELINES / "nightly.toml", context.params["settings"])
     names = {setting.partition("=")[0] for setting in context.params["settings"]}
     assert names == {"inbox", "dir"}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.search.filters import Selection, read_row_set, row_set, selection
+from och_dist.search.filters import Selection, row_set, selection
 
 numbers = st.lists(st.integers(0, 60), max_size=40)
 
@@ -76,10 +76,10 @@ def test_files(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
     (tmp_path / "rows.txt").write_text("9\n3-4\n\n")
     (tmp_path / "none.txt").write_text("\n")
-    assert members(read_row_set(f"@{tmp_path}/rows.npy")) == {3, 4, 9}
-    assert members(read_row_set(f"@{tmp_path}/mask.npy")) == {0, 2}
-    assert members(read_row_set(f"@{tmp_path}/rows.txt")) == {3, 4, 9}
-    assert members(read_row_set(f"@{tmp_path}/none.txt")) == set()
+    assert members(row_set(f"@{tmp_path}/rows.npy")) == {3, 4, 9}
+    assert members(row_set(f"@{tmp_path}/mask.npy")) == {0, 2}
+    assert members(row_set(f"@{tmp_path}/rows.txt")) == {3, 4, 9}
+    assert members(row_set(f"@{tmp_path}/none.txt")) == set()
     np.savez(tmp_path / "rows.npz", rows=np.arange(3))
     (tmp_path / "rows.npz").rename(tmp_path / "zipped.npy")
     cut = (tmp_path / "rows.npy").read_bytes()
@@ -88,7 +88,7 @@ def test_files(tmp_path: Path) -> None:
     assert b"1125899906842624" in (tmp_path / "giant.npy").read_bytes()
     for name in ("missing.npy", "missing.txt", "objects.npy", "zipped.npy", "cut.npy", "giant.npy"):
         with pytest.raises(BadInputError, match=r"cannot be read|write it again"):
-            read_row_set(f"@{tmp_path}/{name}")
+            row_set(f"@{tmp_path}/{name}")
 
 
 @settings(max_examples=60, deadline=None)
