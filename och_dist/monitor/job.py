@@ -8,21 +8,30 @@ from typing import Any
 
 import numpy as np
 
+from och_dist.events import AMOUNTS, Totals
 from och_dist.monitor.chunks import Chunks
 from och_dist.monitor.series import Curve, Series, Window
 
 KEPT_TASKS = 4
+KEPT_STEPS = 8
 LISTED_STAGES = 40
 LISTED_FAILURES = 20
 MAX_BITS = 65_536
-RATES = ("rows", "read", "written")
+
+Document = dict[str, Any]
+
+
+def drop_oldest(found: dict[Any, Any], kept: int) -> None:
+    """Leave the ``kept`` newest entries."""
+    for key in list(found)[:-kept]:
+        del found[key]
 
 
 class Counters:
-    """Sums over all jobs, which only grow: rows, bytes, chunks and seconds by task, seconds by stage, failures."""
+    """Sums over all jobs, which only grow: amounts by task, seconds by stage, failures, queries."""
 
     def __init__(self) -> None:
-        self.tasks: dict[tuple[str, str], float] = defaultdict(float)
+        self.tasks = Totals()
         self.stages: dict[str, float] = defaultdict(float)
         self.failures = 0
         self.queries = 0
@@ -33,22 +42,20 @@ class Step:
 
     def __init__(self, name: str, total: int, now: float) -> None:
         self.name, self.total, self.done = name, max(0, total), 0
-        self.started = now
-        self.first: tuple[float, int] | None = None
-        self.window: deque[tuple[float, int]] = deque(maxlen=240)
+        self.recent: deque[tuple[float, int]] = deque(maxlen=240)
 
     def advance(self, count: int, now: float) -> None:
         self.done = min(self.total, self.done + count) if self.total else self.done + count
-        if not self.window or now - self.window[-1][0] > 0.25:
-            self.window.append((now, self.done))
+        if not self.recent or now - self.recent[-1][0] > 0.25:
+            self.recent.append((now, self.done))
         else:
-            self.window[-1] = (self.window[-1][0], self.done)
+            self.recent[-1] = (self.recent[-1][0], self.done)
 
     def eta(self, now: float) -> float | None:
         """Seconds left at the speed of the last minute or so; None while there is nothing to go by."""
         if not self.total or self.done >= self.total:
             return 0.0 if self.total else None
-        recent = [entry for entry in self.window if entry[0] >= now - 90] or list(self.window)[-1:]
+        recent = [entry for entry in self.recent if entry[0] >= now - 90] or list(self.recent)[-1:]
         if not recent:
             return None
         when, done = recent[0]
@@ -56,39 +63,113 @@ class Step:
             return None
         return (self.total - self.done) * (now - when) / (self.done - done)
 
+    def document(self, now: float) -> Document:
+        eta = self.eta(now)
+        return {
+            "name": self.name,
+            "done": self.done,
+            "total": self.total,
+            "progress": round(self.done / self.total, 4) if self.total else None,
+            "eta_seconds": None if eta is None else round(eta, 1),
+        }
 
-class Job:
-    """What one driver does: its stages, tasks, rates, curves and failures."""
 
-    def __init__(self, driver: str, name: str, now: float, counters: Counters) -> None:
-        self.driver, self.name, self.started, self.seen = driver, name, now, now
-        self.counters = counters
-        self.ended: float | None = None
-        self.status, self.error = "running", ""
-        self.open_stages: list[tuple[str, float]] = []
-        self.stages: deque[dict[str, Any]] = deque(maxlen=LISTED_STAGES)
-        self.steps: dict[int, Step] = {}
-        self.step: Step | None = None
-        self.tasks: dict[str, Chunks] = {}
-        self.rates = Series(RATES, now)
-        self.window = Window()
-        self.totals: dict[str, dict[str, float]] = {}
+class Training:
+    """The curves of a training."""
+
+    def __init__(self) -> None:
         self.loss, self.inertia = Curve(), Curve()
         self.residual: float | None = None
         self.exact_inertia: float | None = None
-        self.ones, self.encoded = np.zeros(0, np.int64), 0
-        self.sample: tuple[list[int], int] | None = None
-        self.searches, self.queries, self.search_seconds = 0, 0, 0.0
-        self.search_rates: Series | None = None
-        self.search_window = Window()
+
+    def document(self) -> Document:
+        return {
+            "loss": self.loss.all(),
+            "residual": self.residual,
+            "inertia": self.inertia.all(),
+            "exact_inertia": self.exact_inertia,
+        }
+
+
+class Balance:
+    """How often each bit is set: in the codes of this job, and in the sample that the model was trained on."""
+
+    def __init__(self, bits: int = 0, sample: dict[str, Any] | None = None) -> None:
+        self.ones, self.rows = np.zeros(min(bits, MAX_BITS), np.int64), 0
+        self.sample: list[int] = []
+        self.sample_rows = 0
+        if sample and sample.get("rows") and len(sample.get("ones", ())) == bits:
+            self.sample, self.sample_rows = list(sample["ones"]), int(sample["rows"])
+
+    def count(self, facts: dict[str, Any]) -> None:
+        ones = facts.get("ones")
+        if ones is not None and len(ones) == len(self.ones):
+            self.ones += np.array(ones, np.int64)
+            self.rows += facts.get("rows", 0)
+
+    def document(self) -> Document | None:
+        if not len(self.ones):
+            return None
+        return {
+            "bits": len(self.ones),
+            "rows": self.rows,
+            "ones": (self.ones / self.rows).round(4).tolist() if self.rows else [],
+            "sample_rows": self.sample_rows,
+            "sample": [round(count / self.sample_rows, 4) for count in self.sample],
+        }
+
+
+class Searches:
+    """Batches of queries that were answered."""
+
+    def __init__(self) -> None:
+        self.batches, self.queries = 0, 0
+        self.rates: Series | None = None
+        self.recent = Window()
+
+    def count(self, queries: int, seconds: float, now: float) -> None:
+        self.batches, self.queries = self.batches + 1, self.queries + queries
+        self.rates = self.rates or Series(("queries",), now - seconds)
+        self.rates.add(now, seconds, {"queries": queries})
+        self.recent.add(now, seconds, queries)
+
+    def document(self, now: float) -> Document | None:
+        if self.rates is None:
+            return None
+        p50, p95 = self.recent.quantiles(now, (0.5, 0.95))
+        return {
+            "batches": self.batches,
+            "queries": self.queries,
+            "queries_per_second": round(self.recent.rates(now)[0], 1),
+            "p50_seconds": p50,
+            "p95_seconds": p95,
+            "bucket_seconds": self.rates.width,
+            "over_time": self.rates.rates(now)["queries"],
+        }
+
+
+class Job:
+    """What one driver does: its stages, steps, tasks, speed, training, searches and failures."""
+
+    def __init__(self, name: str, now: float, counters: Counters) -> None:
+        self.name, self.started, self.counters = name, now, counters
+        self.ended: float | None = None
+        self.status, self.error = "running", ""
+        self.open_stages: list[tuple[str, float]] = []
+        self.stages: deque[Document] = deque(maxlen=LISTED_STAGES)
+        self.steps: dict[int, Step] = {}
+        self.step: Step | None = None
+        self.tasks: dict[str, Chunks] = {}
+        self.totals = Totals()
+        self.rates, self.recent = Series(AMOUNTS, now), Window()
+        self.training, self.balance, self.searches = Training(), Balance(), Searches()
         self.failures = 0
-        self.listed_failures: deque[dict[str, Any]] = deque(maxlen=LISTED_FAILURES)
+        self.listed_failures: deque[Document] = deque(maxlen=LISTED_FAILURES)
 
     # What the driver says
 
     def hear(self, kind: str, facts: dict[str, Any], now: float) -> None:
         """One event of the driver; kinds that are not known are those of another version."""
-        self.seen = now
         handle = getattr(self, f"_on_{kind}", None)
         if handle is not None:
             handle(now, **facts)
@@ -97,15 +178,15 @@ class Job:
         self.status, self.error, self.ended = status, error, now
         if status == "failed":
             self.fail(now, "job", error)
-        for name, started in reversed(self.open_stages):
+        while self.open_stages:
+            name, started = self.open_stages.pop()
             self._finish_stage(name, status, now - started)
-        self.open_stages.clear()
 
     def _on_stage(self, now: float, name: str) -> None:
         self.open_stages.append((name, now))
         self.step = None
         if name == "train":
-            self.loss, self.inertia, self.residual, self.exact_inertia = Curve(), Curve(), None, None
+            self.training = Training()
 
     def _on_stage_end(self, now: float, name: str, status: str, seconds: float) -> None:
         while self.open_stages:
@@ -121,8 +202,7 @@ class Job:
 
     def _on_step(self, now: float, id: int, name: str, total: int) -> None:
         self.step = self.steps[id] = Step(name, int(total), now)
-        for old in list(self.steps)[:-8]:
-            del self.steps[old]
+        drop_oldest(self.steps, KEPT_STEPS)
 
     def _on_advance(self, now: float, id: int, count: int) -> None:
         if id in self.steps:
@@ -130,8 +210,7 @@ class Job:
 
     def _on_tasks(self, now: float, token: str, name: str, count: int, inherited: list[list[int]]) -> None:
         self.tasks[token] = Chunks(name, int(count), inherited, now)
-        for old in list(self.tasks)[:-KEPT_TASKS]:
-            del self.tasks[old]
+        drop_oldest(self.tasks, KEPT_TASKS)
 
     def _on_tasks_end(self, now: float, token: str, done: bool) -> None:
         if token in self.tasks:
@@ -139,33 +218,27 @@ class Job:
 
     def _on_loss(self, now: float, step: int, value: float) -> None:
         if math.isfinite(value):
-            self.loss.add(int(step), float(value))
+            self.training.loss.add(int(step), float(value))
 
     def _on_residual(self, now: float, value: float | None) -> None:
-        self.residual = None if value is None else float(value)
+        self.training.residual = None if value is None else float(value)
 
     def _on_inertia(self, now: float, round: int | None, value: float, rounds: int = 0) -> None:
         if round is None:
-            self.exact_inertia = float(value)
+            self.training.exact_inertia = float(value)
             return
-        self.inertia.add(int(round), float(value))
+        self.training.inertia.add(int(round), float(value))
         if round == 0:  # the rounds are Dask-ML's, which shows no progress
             self.step = Step("k-means", int(rounds), now)
         if self.step is not None and self.step.name == "k-means":
             self.step.advance(int(round) - self.step.done, now)
 
     def _on_sample(self, now: float, bits: int, sample: dict[str, Any] | None) -> None:
-        self.ones, self.encoded, self.sample = np.zeros(min(int(bits), MAX_BITS), np.int64), 0, None
-        if sample and sample.get("rows") and len(sample.get("ones", ())) == bits:
-            self.sample = (list(sample["ones"]), int(sample["rows"]))
+        self.balance = Balance(int(bits), sample)
 
     def _on_search(self, now: float, queries: int, seconds: float) -> None:
-        self.searches, self.queries = self.searches + 1, self.queries + int(queries)
         self.counters.queries += int(queries)
-        self.search_seconds += seconds
-        self.search_rates = self.search_rates or Series(("queries",), now - seconds)
-        self.search_rates.add(now, seconds, {"queries": queries})
-        self.search_window.add(now, seconds, queries)
+        self.searches.count(int(queries), seconds, now)
 
     def fail(self, now: float, where: str, text: str) -> None:
         self.failures += 1
@@ -176,7 +249,6 @@ class Job:
 
     def work(self, worker: str, event: list[Any], now: float) -> None:
         """['begin', token, number] or ['end', token, number, state, seconds, facts]."""
-        self.seen = now
         kind, token, number = event[:3]
         chunks = self.tasks.get(token)
         if chunks is None:
@@ -192,19 +264,14 @@ class Job:
             self._count(chunks, float(seconds), facts, now)
 
     def _count(self, chunks: Chunks, seconds: float, facts: dict[str, Any], now: float) -> None:
-        amounts = {kind: facts.get(kind, 0) for kind in RATES}
+        amounts = {kind: facts.get(kind, 0) for kind in AMOUNTS}
         nbytes = amounts["read"] + amounts["written"]
-        totals = self.totals.setdefault(chunks.name, dict.fromkeys((*RATES, "chunks", "seconds"), 0))
-        for kind, amount in (*amounts.items(), ("chunks", 1), ("seconds", seconds)):
-            totals[kind] += amount
-            self.counters.tasks[chunks.name, kind] += amount
+        for totals in (self.totals, self.counters.tasks):
+            totals.count(chunks.name, "done", seconds, facts)
         chunks.rows, chunks.nbytes = chunks.rows + amounts["rows"], chunks.nbytes + nbytes
         self.rates.add(now, seconds, amounts)
-        self.window.add(now, seconds, amounts["rows"], nbytes)
-        ones = facts.get("ones")
-        if ones is not None and len(ones) == len(self.ones):
-            self.ones += np.array(ones, np.int64)
-            self.encoded += facts.get("rows", 0)
+        self.recent.add(now, seconds, amounts["rows"], nbytes)
+        self.balance.count(facts)
 
     def lose(self, worker: str, now: float) -> None:
         """A worker is gone; what it had under way is done again elsewhere."""
@@ -212,7 +279,47 @@ class Job:
         if lost:
             self.fail(now, worker, f"worker lost with {lost} tasks under way")
 
+    # What is shown
+
     @property
     def shown_tasks(self) -> Chunks | None:
         """The tasks of the map: the newest."""
         return next(reversed(self.tasks.values()), None)
+
+    def document(self, now: float) -> Document:
+        """All of it as JSON, as it is now or was at the end of the job."""
+        now = now if self.ended is None else self.ended
+        stage, begun = self.open_stages[-1] if self.open_stages else (None, now)
+        totals = self.totals.copy().items()
+        return {
+            "job": {
+                "name": self.name,
+                "status": self.status,
+                "error": self.error,
+                "started": round(self.started, 3),
+                "seconds": round(now - self.started, 2),
+            },
+            "stage": {"name": stage, "seconds": round(now - begun, 2), "finished": list(self.stages)},
+            "step": self.step.document(now) if self.step else None,
+            "speed": self._speed(now),
+            "totals": {name: {"chunks": sums.pop("done"), **sums} for name, sums in totals},
+            "chunks": self.shown_tasks.summary() if self.shown_tasks else None,
+            "train": self.training.document(),
+            "balance": self.balance.document(),
+            "search": self.searches.document(now),
+            "failures": {"count": self.failures, "recent": list(self.listed_failures)},
+        }
+
+    def _speed(self, now: float) -> Document:
+        """Speed now while tasks run, the average of the last tasks afterwards."""
+        tasks = self.shown_tasks
+        runs = tasks is not None and not tasks.over and self.ended is None
+        rows, nbytes = self.recent.rates(now) if runs else tasks.average(now) if tasks else (0.0, 0.0)
+        unknown = self.recent.mean_seconds(now) if runs else 0.0  # what runs now is counted when it ends
+        return {
+            "is_average": not runs,
+            "rows_per_second": round(rows, 1),
+            "bytes_per_second": round(nbytes),
+            "bucket_seconds": self.rates.width,
+            "over_time": self.rates.rates(now - unknown),
+        }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from och_dist.monitor.chunks import STATES
-from och_dist.monitor.job import Counters, Job
+from och_dist.monitor.job import Counters, Job, drop_oldest
 from och_dist.monitor.series import Window
 
 KEPT_JOBS = 8
@@ -74,17 +74,15 @@ class State:
                 known.name = str(facts.get("name", known.name))  # the same job, by a better name
                 return
             self.jobs.pop(driver, None)
-            self.jobs[driver] = Job(driver, str(facts.get("name", "a job")), now, self.counters)
-            for old in list(self.jobs)[:-KEPT_JOBS]:
-                del self.jobs[old]
+            self.jobs[driver] = Job(str(facts.get("name", "a job")), now, self.counters)
+            drop_oldest(self.jobs, KEPT_JOBS)
             if kind == "job":
                 return
         self.jobs[driver].hear(kind, facts, now)
         if kind == "tasks":
             token = facts["token"]
             self.drivers[token] = driver
-            for known_token in list(self.drivers)[:-KEPT_TOKENS]:
-                del self.drivers[known_token]
+            drop_oldest(self.drivers, KEPT_TOKENS)
             for worker, event, when in self.early.pop(token, []):
                 self.jobs[driver].work(worker, event, when)
 
@@ -96,8 +94,7 @@ class State:
         early = self.early.setdefault(event[1], [])
         if len(early) < EARLY_EVENTS:
             early.append((worker, event, now))
-        for old in list(self.early)[:-EARLY_TOKENS]:
-            del self.early[old]
+        drop_oldest(self.early, EARLY_TOKENS)
 
     def lose_worker(self, worker: str, now: float) -> None:
         self.workers.pop(worker, None)
@@ -128,32 +125,12 @@ class State:
         document["workers"] = self._workers(now, machines or {})
         if job is None:
             return document
-        then = now if job.ended is None else job.ended
         others = [other for other in self.jobs.values() if other is not job]
-        return document | {
-            "job": {
-                "name": job.name,
-                "status": job.status,
-                "error": job.error,
-                "started": round(job.started, 3),
-                "seconds": round(then - job.started, 2),
-            },
-            "stage": _stage(job, then),
-            "step": _step(job, then),
-            "speed": _speed(job, then),
-            "totals": {name: dict(totals) for name, totals in job.totals.items()},
-            "chunks": job.shown_tasks.summary() if job.shown_tasks else None,
-            "train": {
-                "loss": job.loss.all(),
-                "residual": job.residual,
-                "inertia": job.inertia.all(),
-                "exact_inertia": job.exact_inertia,
-            },
-            "balance": _balance(job),
-            "search": _search(job, then),
-            "failures": {"count": job.failures, "recent": list(job.listed_failures)},
-            "others": [{"name": other.name, "status": other.status, "step": _step(other, now)} for other in others],
-        }
+        shown = [
+            {"name": other.name, "status": other.status, "step": other.step.document(now) if other.step else None}
+            for other in others
+        ]
+        return {**document, **job.document(now), "others": shown}
 
     def _workers(self, now: float, machines: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         listed = []
@@ -173,68 +150,3 @@ class State:
                 }
             )
         return listed
-
-
-def _stage(job: Job, now: float) -> dict[str, Any]:
-    name, started = job.open_stages[-1] if job.open_stages else (None, now)
-    return {"name": name, "seconds": round(now - started, 2), "finished": list(job.stages)}
-
-
-def _step(job: Job, now: float) -> dict[str, Any] | None:
-    step = job.step
-    if step is None:
-        return None
-    eta = step.eta(now)
-    return {
-        "name": step.name,
-        "done": step.done,
-        "total": step.total,
-        "progress": round(step.done / step.total, 4) if step.total else None,
-        "eta_seconds": None if eta is None else round(eta, 1),
-    }
-
-
-def _speed(job: Job, now: float) -> dict[str, Any]:
-    """Speed now while tasks run, the average of the last tasks afterwards."""
-    tasks = job.shown_tasks
-    runs = tasks is not None and not tasks.over and job.ended is None
-    rows, nbytes = job.window.rates(now) if runs else tasks.average(now) if tasks else (0.0, 0.0)
-    unknown = job.window.mean_seconds(now) if runs else 0.0  # what runs now is counted when it ends
-    return {
-        "is_average": not runs,
-        "rows_per_second": round(rows, 1),
-        "bytes_per_second": round(nbytes),
-        "bucket_seconds": job.rates.width,
-        "over_time": job.rates.rates(now - unknown),
-    }
-
-
-def _balance(job: Job) -> dict[str, Any] | None:
-    if not len(job.ones):
-        return None
-    encoded = [] if not job.encoded else (job.ones / job.encoded).round(4).tolist()
-    sample, rows = job.sample or ([], 0)
-    return {
-        "bits": len(job.ones),
-        "rows": job.encoded,
-        "ones": encoded,
-        "sample_rows": rows,
-        "sample": [round(count / rows, 4) for count in sample],
-    }
-
-
-def _search(job: Job, now: float) -> dict[str, Any] | None:
-    if not job.searches:
-        return None
-    rate = job.search_window.rates(now)[0]
-    p50, p95 = job.search_window.quantiles(now, (0.5, 0.95))
-    series = job.search_rates
-    return {
-        "batches": job.searches,
-        "queries": job.queries,
-        "queries_per_second": round(rate, 1),
-        "p50_seconds": p50,
-        "p95_seconds": p95,
-        "bucket_seconds": series.width if series else 1,
-        "over_time": series.rates(now)["queries"] if series else [],
-    }
