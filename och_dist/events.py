@@ -28,6 +28,7 @@ class Sink(Protocol):
 
 _sink: Sink | None = None
 _task = threading.local()
+_lock = threading.Lock()
 
 
 def heard(client: Any = None) -> bool:
@@ -83,11 +84,10 @@ class Totals:
     """Sums over tasks by name: AMOUNTS, ``seconds``, and how many ended ``done``, ``failed`` or in a ``retry``."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
         self.by_task: dict[str, dict[str, float]] = {}
 
     def count(self, name: str, state: str, seconds: float, facts: Facts) -> None:
-        with self.lock:
+        with _lock:
             sums = self.by_task.setdefault(name, dict.fromkeys((*AMOUNTS, "seconds"), 0))
             sums[state] = sums.get(state, 0) + 1
             sums["seconds"] += seconds
@@ -95,7 +95,7 @@ class Totals:
                 sums[amount] += facts.get(amount, 0)
 
     def copy(self) -> dict[str, dict[str, float]]:
-        with self.lock:
+        with _lock:
             return {name: dict(sums) for name, sums in self.by_task.items()}
 
 

@@ -1,4 +1,4 @@
-"""Where the work runs: a scheduler somebody started, a local cluster of our own, or this very process."""
+"""Where the work runs: on a scheduler that runs already, on a local cluster of our own, or in this process."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def connect(options: ClusterOptions) -> Iterator[Client | None]:
     settings.refuse_unknown()
     options = _with_settings(options)
     if options.scheduler is not None:
-        _refuse_local_options(options)
-        with _remote(options) as client:
+        with observe(options) as client:
+            _prepare(client, 1)
             yield client
         return
     if options.insecure:
@@ -104,28 +104,16 @@ def connect(options: ClusterOptions) -> Iterator[Client | None]:
 
 
 def _with_settings(options: ClusterOptions) -> ClusterOptions:
-    """The options, with the scheduler of the settings where they name none; also sets the time of grace."""
+    """The options, with the scheduler of the settings where they name no place to work; also sets the time of grace."""
     set_grace(settings.seconds("grace") if options.grace is None else options.grace)
-    if options.scheduler is None and all(getattr(options, name) is None for name in LOCAL):
-        scheduler = settings.setting("scheduler")
-        return replace(options, scheduler=None if scheduler is None else str(scheduler))
+    local = {name: value for name in LOCAL if (value := getattr(options, name)) is not None}
+    if options.scheduler is None and not local and (scheduler := settings.setting("scheduler")) is not None:
+        return replace(options, scheduler=str(scheduler))
+    if options.scheduler is not None and local:
+        name, value = next(iter(local.items()))
+        option = name.replace("_", "-")
+        raise UsageError(f"--{option} {value} and --scheduler exclude each other; the cluster has its own")
     return options
-
-
-def _refuse_local_options(options: ClusterOptions) -> None:
-    """Options of local workers have no meaning for a cluster that runs already."""
-    for name in LOCAL:
-        if (value := getattr(options, name)) is not None:
-            option = name.replace("_", "-")
-            raise UsageError(f"--{option} {value} and --scheduler exclude each other; the cluster has its own")
-
-
-@contextlib.contextmanager
-def _remote(options: ClusterOptions) -> Iterator[Client]:
-    with observe(options) as client:
-        _await_workers(client, 1)
-        _prepare_workers(client)
-        yield client
 
 
 @contextlib.contextmanager
@@ -241,32 +229,28 @@ def _local(options: ClusterOptions) -> Iterator[Client]:
                 "--workers, or --workers 0"
             ) from error
         with cluster, Client(cluster, set_as_default=False, timeout=settings.seconds("connect-timeout")) as client:
-            _await_workers(client, workers)
-            _prepare_workers(client)
+            _prepare(client, workers)
             client.run(leave_interrupts_to_driver)
             yield client
 
 
-def _await_workers(client: Client, count: int) -> None:
-    patience = settings.seconds("workers-timeout")
+def _prepare(client: Client, count: int) -> None:
+    """Wait for ``count`` workers, then check and limit every worker, also those that join later."""
+    from och_dist.cluster.worker import PrepareWorker
+
+    address, patience = client.scheduler.address, settings.seconds("workers-timeout")
     try:
         client.wait_for_workers(count, timeout=patience)
     except TimeoutError:
         raise ClusterError(
-            f"the scheduler {client.scheduler.address} has fewer than {count} workers after {patience:g} s; "
+            f"the scheduler {address} has fewer than {count} workers after {patience:g} s; "
             "nothing was begun: start workers, and run the command again"
         ) from None
-
-
-def _prepare_workers(client: Client) -> None:
-    """Check and limit every worker, also those that join later."""
-    from och_dist.cluster.worker import PrepareWorker
-
     try:
         client.register_plugin(PrepareWorker())
     except Exception as error:  # whatever went wrong on a worker arrives here
         raise ClusterError(
-            f"the workers of {client.scheduler.address} cannot be used ({type(error).__name__}: {error}); "
+            f"the workers of {address} cannot be used ({type(error).__name__}: {error}); "
             "install the same och-dist for scheduler, workers and this command"
         ) from error
 

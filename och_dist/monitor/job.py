@@ -10,7 +10,7 @@ import numpy as np
 
 from och_dist.events import AMOUNTS, Totals
 from och_dist.monitor.chunks import Chunks
-from och_dist.monitor.series import Curve, Series, Window
+from och_dist.monitor.series import Curve, RateSeries, Window
 
 KEPT_TASKS = 4
 KEPT_STEPS = 8
@@ -37,7 +37,7 @@ class Counters:
         self.queries = 0
 
 
-class Step:
+class StepProgress:
     """Progress of a part of a stage, as its progress bar has it."""
 
     def __init__(self, name: str, total: int, now: float) -> None:
@@ -124,12 +124,12 @@ class Searches:
 
     def __init__(self) -> None:
         self.batches, self.queries = 0, 0
-        self.rates: Series | None = None
+        self.rates: RateSeries | None = None
         self.recent = Window()
 
     def count(self, queries: int, seconds: float, now: float) -> None:
         self.batches, self.queries = self.batches + 1, self.queries + queries
-        self.rates = self.rates or Series(("queries",), now - seconds)
+        self.rates = self.rates or RateSeries(("queries",), now - seconds)
         self.rates.add(now, seconds, {"queries": queries})
         self.recent.add(now, seconds, queries)
 
@@ -148,7 +148,7 @@ class Searches:
         }
 
 
-class Job:
+class ObservedJob:
     """What one driver does: its stages, steps, tasks, speed, training, searches and failures."""
 
     def __init__(self, name: str, now: float, counters: Counters) -> None:
@@ -157,11 +157,11 @@ class Job:
         self.status, self.error = "running", ""
         self.open_stages: list[tuple[str, float]] = []
         self.stages: deque[Document] = deque(maxlen=LISTED_STAGES)
-        self.steps: dict[int, Step] = {}
-        self.step: Step | None = None
+        self.steps: dict[int, StepProgress] = {}
+        self.step: StepProgress | None = None
         self.tasks: dict[str, Chunks] = {}
         self.totals = Totals()
-        self.rates, self.recent = Series(AMOUNTS, now), Window()
+        self.rates, self.recent = RateSeries(AMOUNTS, now), Window()
         self.training, self.balance, self.searches = Training(), Balance(), Searches()
         self.failures = 0
         self.listed_failures: deque[Document] = deque(maxlen=LISTED_FAILURES)
@@ -201,7 +201,7 @@ class Job:
         self.counters.stages[name] += seconds
 
     def _on_step(self, now: float, id: int, name: str, total: int) -> None:
-        self.step = self.steps[id] = Step(name, int(total), now)
+        self.step = self.steps[id] = StepProgress(name, int(total), now)
         drop_oldest(self.steps, KEPT_STEPS)
 
     def _on_advance(self, now: float, id: int, count: int) -> None:
@@ -229,7 +229,7 @@ class Job:
             return
         self.training.inertia.add(int(round), float(value))
         if round == 0:  # the rounds are Dask-ML's, which shows no progress
-            self.step = Step("k-means", int(rounds), now)
+            self.step = StepProgress("k-means", int(rounds), now)
         if self.step is not None and self.step.name == "k-means":
             self.step.advance(int(round) - self.step.done, now)
 

@@ -12,7 +12,7 @@ WINDOW_LENGTH = 4096
 CURVE_POINTS = 240
 
 
-class Series:
+class RateSeries:
     """Amounts per second since ``start``, of several kinds, in at most BUCKETS buckets: full, they double in width."""
 
     def __init__(self, kinds: Sequence[str], start: float) -> None:

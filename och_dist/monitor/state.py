@@ -1,11 +1,11 @@
-"""All that the scheduler knows of our jobs: events in, one small JSON document out. No Dask in here."""
+"""What the scheduler keeps of our jobs: events in, one small JSON document out. Nothing here uses Dask."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from och_dist.monitor.chunks import STATES
-from och_dist.monitor.job import Counters, Job, drop_oldest
+from och_dist.monitor.job import Counters, ObservedJob, drop_oldest
 from och_dist.monitor.series import Window
 
 KEPT_JOBS = 8
@@ -40,7 +40,7 @@ class State:
     """Jobs by driver, workers by address. Events of tasks may come before the driver has told of the tasks."""
 
     def __init__(self) -> None:
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, ObservedJob] = {}
         self.workers: dict[str, WorkerFigures] = {}
         self.counters = Counters()
         self.drivers: dict[str, str] = {}
@@ -50,8 +50,8 @@ class State:
     def hear(self, message: dict[str, Any], now: float) -> None:
         """A message: {'driver' or 'worker': who, 'events': [...]}; anything else is not ours.
 
-        Events of a driver are [kind, facts, seconds between then and 'sent'], those of a worker as :meth:`Job.work`
-        takes them.
+        Events of a driver are [kind, facts, seconds between then and 'sent'], those of a worker are as
+        :meth:`ObservedJob.work` takes them.
         """
         events = message["events"]
         self.events += len(events)
@@ -74,7 +74,7 @@ class State:
                 known.name = str(facts.get("name", known.name))  # the same job, by a better name
                 return
             self.jobs.pop(driver, None)
-            self.jobs[driver] = Job(str(facts.get("name", "a job")), now, self.counters)
+            self.jobs[driver] = ObservedJob(str(facts.get("name", "a job")), now, self.counters)
             drop_oldest(self.jobs, KEPT_JOBS)
             if kind == "job":
                 return
@@ -102,13 +102,13 @@ class State:
             job.lose(worker, now)
 
     def lose_driver(self, driver: str, now: float) -> None:
-        """A driver that went without a word was killed."""
+        """A driver that disconnects before the end of its job was killed."""
         job = self.jobs.get(driver)
         if job is not None and job.status == "running":
             job.hear("job_end", {"status": "lost", "error": "the driver went away"}, now)
 
     @property
-    def job(self) -> Job | None:
+    def job(self) -> ObservedJob | None:
         """The job to show: the newest that runs, or else the newest."""
         running = [job for job in self.jobs.values() if job.status == "running"]
         return max(running or self.jobs.values(), key=lambda job: job.started, default=None)

@@ -10,7 +10,7 @@ import pytest
 
 from och_dist.monitor.chunks import CELLS, Chunks
 from och_dist.monitor.dashboard import OchMonitor
-from och_dist.monitor.series import BUCKETS, CURVE_POINTS, Curve, Series, Window
+from och_dist.monitor.series import BUCKETS, CURVE_POINTS, Curve, RateSeries, Window
 from och_dist.monitor.state import State
 
 T = 1_000_000.0
@@ -273,7 +273,7 @@ def test_a_task_that_does_not_belong_is_passed_over() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5, 7.0, 10_000.0])
 def test_series_keep_the_sum(seconds: float) -> None:
-    series, total = Series(("rows",), T), 0.0
+    series, total = RateSeries(("rows",), T), 0.0
     for place in range(2000):
         series.add(T + place, seconds, {"rows": 3.0})
         total += 3.0
