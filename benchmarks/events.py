@@ -61,7 +61,7 @@ def time_plugin(bits: int) -> tuple[float, float]:
         plugin.log_event(events.TOPIC, message)
     heard = time.thread_time() - started
     assert plugin.state.job is not None
-    assert plugin.state.job.encoded == CHUNKS // 2 * CHUNK_ROWS
+    assert plugin.state.job.balance.rows == CHUNKS // 2 * CHUNK_ROWS
     documents = 20
     started = time.thread_time()
     for _ in range(documents):

@@ -24,34 +24,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_ESTIMATORS = ("AGH", "ITQ", "LSH", "OCH", "OEH", "SGH", "IsoHash", "OCHPaper", "PCAFrame", "SpH")
 _LOCATIONS = {
-    "AGH": "och_dist.estimators",
-    "ITQ": "och_dist.estimators",
-    "LSH": "och_dist.estimators",
-    "OCH": "och_dist.estimators",
-    "OEH": "och_dist.estimators",
-    "SGH": "och_dist.estimators",
-    "IsoHash": "och_dist.estimators",
-    "OCHPaper": "och_dist.estimators",
-    "PCAFrame": "och_dist.estimators",
-    "SpH": "och_dist.estimators",
+    **dict.fromkeys(_ESTIMATORS, "och_dist.estimators"),
     "open_corpus": "och_dist.store",
     "open_index": "och_dist.search",
 }
-__all__ = [
-    "AGH",
-    "ITQ",
-    "LSH",
-    "OCH",
-    "OEH",
-    "SGH",
-    "IsoHash",
-    "OCHPaper",
-    "PCAFrame",
-    "SpH",
-    "open_corpus",
-    "open_index",
-]
+__all__ = sorted(_LOCATIONS)
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,7 @@ class Chunks:
         for start, stop in inherited:
             self.states[start:stop] = INHERITED
         self.places = np.flatnonzero(self.states != INHERITED)
-        self.counted = np.zeros(self.total, bool)
+        self.counted = bytearray(self.total)
         self.by_worker: dict[str, set[int]] = {}
 
     @property
@@ -60,7 +60,7 @@ class Chunks:
             self.states[place] = FAILED if state == "failed" else WAITING
         first = state == "done" and not self.counted[place]
         self.counted[place] |= first
-        return bool(first)
+        return first
 
     def lose(self, worker: str) -> int:
         """Chunks that a lost worker had under way wait again; how many they were."""

@@ -64,7 +64,9 @@ class Forwarder:
 
     def finish(self) -> None:
         """Send the rest, as long as the scheduler listens."""
-        if self.client.status == "running":
+        if self.client.status != "running":
+            return
+        with contextlib.suppress(Exception):
             sending = asyncio.run_coroutine_threadsafe(self.send(), self.client.loop.asyncio_loop)
             concurrent.futures.wait([sending], LAST_SECONDS)
             sending.cancel()
