@@ -428,7 +428,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield partial
-            if target.is_dir():
+            if target.is_dir() and partial.is_dir():  # a file in the place of a folder is refused by os.replace
                 os.rename(target, old)
             try:
                 os.replace(partial, target)
