@@ -12,6 +12,7 @@ import pytest
 from och_dist.catalog import COMMANDS, STAGES, Stage
 from och_dist.errors import UsageError
 from och_dist.options import BROUGHT, Option, checked, declared, read_declared
+from tests.support.option_tables import PLACE, tables
 
 EVERY = {**STAGES, **COMMANDS}
 
@@ -70,3 +71,7 @@ def test_a_class_is_read_like_a_function() -> None:
     assert found["workers"].default is None
     assert not found["workers"].required
     assert Stage("encode:encode", "").options["model"].required
+
+
+def test_the_tables_of_the_docs() -> None:
+    assert PLACE.read_text() == tables(), "run: python -m tests.support.option_tables"
