@@ -28,7 +28,7 @@ from och_dist.stop import reader_is_gone
 from och_dist.store import results as neighbors
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import open_version
-from tests.support.command import QUICK, Job, facts, och, one_object, published, refused, small_job, small_rows
+from tests.support.command import QUICK, Job, ended, facts, och, one_object, published, refused, small_job, small_rows
 
 BIN = Path(sys.executable).parent
 NAMES = cli.list_commands(click.Context(cli))
@@ -272,23 +272,24 @@ def test_another_model_makes_a_version_of_its_own(tmp_path: Path) -> None:
     [
         (RuntimeError("a bug"), 1, "RuntimeError: a bug\noch: an unexpected error"),
         (KeyboardInterrupt(), 130, "och: interrupted; what is done is kept"),
+        (ConnectionResetError(104, "reset"), 7, "the cluster was lost .*run the same command again"),
+        (TimeoutError("late"), 7, "the cluster was lost .*run the same command again"),
+        (OSError(5, "Input/output error"), 5, "storage failed .*run the same command again"),
     ],
 )
-def test_ends_that_no_stage_foresees(
-    monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, text: str
-) -> None:
-    def fail(*args: Any, **params: Any) -> None:
+def test_ends_that_no_stage_foresees(raised: BaseException, code: int, text: str) -> None:
+    def fail() -> None:
         raise raised
 
-    monkeypatch.setattr("och_dist.upkeep.verify", fail)
-    result = och("verify", "x", code=code)
-    assert text in result.stderr
+    result = ended(fail)
+    assert result.exit_code == code
+    assert re.search(text, result.stderr)
     assert result.stdout == ""
 
 
 @pytest.mark.parametrize("swallow", [False, True])
-def test_sigterm_is_not_taken_for_a_failed_task(monkeypatch: pytest.MonkeyPatch, swallow: bool) -> None:
-    def stopped(path: str, **options: Any) -> None:
+def test_sigterm_is_not_taken_for_a_failed_task(swallow: bool) -> None:
+    def stopped() -> None:
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
@@ -297,8 +298,8 @@ def test_sigterm_is_not_taken_for_a_failed_task(monkeypatch: pytest.MonkeyPatch,
                 raise
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("och_dist.upkeep.verify", stopped)
-    result = och("verify", "x", code=5)
+    result = ended(stopped)
+    assert result.exit_code == 5
     assert result.stderr == "och: terminated; what is done is kept: run the same command again to go on\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -406,25 +407,13 @@ def test_tracebacks_of_dask_are_shown_on_demand() -> None:
             assert len(logging.getLogger(name).filters) == 1
 
 
-def test_accidents_outside_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accidents_outside_of_tasks(tmp_path: Path) -> None:
     """What a system call says reaches the user as a sentence, with the code of what can be done about it."""
     np.save(tmp_path / "rows.npy", small_rows(4))
     said = refused(
         5, "storage failed .*what is done is kept: mend the cause", "ingest", tmp_path / "rows.npy", "/proc/no"
     )
     assert said.count("\n") == 1
-    accidents = {
-        ConnectionResetError(104, "reset"): (7, "the cluster was lost"),
-        TimeoutError("late"): (7, "the cluster was lost"),
-        OSError(5, "Input/output error"): (5, "storage failed"),
-    }
-    for accident, (code, text) in accidents.items():
-
-        def fail(*args: object, accident: OSError = accident, **options: object) -> None:
-            raise accident
-
-        monkeypatch.setattr("och_dist.upkeep.status", fail)
-        refused(code, f"{text} .*run the same command again", "status", tmp_path)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -13,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from och_dist.jobs.pipeline import load_pipeline
+from och_dist.jobs.runs import recorded
 from och_dist.logs import configure_logging
 from och_dist.stop import Terminated
 from och_dist.store.lock import locked
 from och_dist.store.objects import open_objects
 from och_dist.store.runs import begin_run
-from tests.support.command import facts, och, one_object, refused, small_rows
+from tests.support.command import ended, facts, och, one_object, refused, small_rows
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"
 ROWS, DIM = 1_200, 8
@@ -65,10 +68,9 @@ def history(folder: Path, *more: object) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_night_without_work_needs_no_cluster(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_night_without_work_needs_no_cluster(night: Path) -> None:
     """Not even one that cannot be reached; and the evaluation is not made again."""
     before = stored(night / "data")
-    monkeypatch.setattr("och_dist.cluster.connection.connect", None)
     result = och(*words(night, f"queries={night / 'queries.npy'}"), "--scheduler", "tcp://nowhere.invalid:1")
     assert result.stdout.startswith("nightly: nothing to do, everything was there already")
     after = stored(night / "data")
@@ -124,14 +126,12 @@ def test_failures_are_in_the_history(tmp_path: Path, number: int) -> None:
     assert message == f"och: {run['message']}"
 
 
-def test_unexpected_failures_and_interruptions(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_failures_and_interruptions(night: Path) -> None:
+    pipeline = load_pipeline(PIPELINES / "nightly.toml", [f"dir={night / 'data'}"])
     for error, code in ((RuntimeError("oops"), 1), (KeyboardInterrupt(), 130), (Terminated(), 5)):
-
-        def fail(*args: Any, error: BaseException = error, **options: Any) -> None:
+        with contextlib.suppress(type(error)), recorded(pipeline, file="nightly.toml", settings=[]) as log:
+            log.stage = "collect"
             raise error
-
-        monkeypatch.setattr("och_dist.ingest.stage.new_sources", fail)
-        och(*words(night), code=code)
         (run,) = history(night, "-n", 1)
         assert (run["exit_code"], run["stage"]) == (code, "collect")
         assert run["message"] == ("RuntimeError: oops" if code == 1 else type(error).__name__)
@@ -237,17 +237,17 @@ def test_json_log(night: Path) -> None:
     assert all(set(line) == {"time", "level", "logger", "message"} for line in found)
 
 
-def test_json_log_of_a_failure(night: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_log_of_a_failure(night: Path) -> None:
     result = och(*words(night, "model.params={nope=1}"), "--log-format", "json", code=2)
     last = lines(result.stderr)[-1]
     assert (last["level"], last["exit_code"]) == ("error", 2)
     assert "has no parameter nope" in last["message"]
 
-    def fail(*args: Any, **options: Any) -> None:
+    def fail() -> None:
+        configure_logging(logging.INFO, "json")
         raise RuntimeError("oops")
 
-    monkeypatch.setattr("och_dist.ingest.stage.new_sources", fail)
-    last = lines(och(*words(night), "--log-format", "json", code=1).stderr)[-1]
+    last = lines(ended(fail).stderr)[-1]
     assert (last["exit_code"], "RuntimeError: oops" in last["traceback"]) == (1, True)
 
 

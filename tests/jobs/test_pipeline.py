@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from och_dist.cli.app import cli
+from och_dist.cli.session import Session
 from och_dist.errors import UsageError
 from och_dist.jobs.pipeline import StageCall, bundled, load_pipeline
 from och_dist.jobs.runs import run_pipeline
@@ -251,21 +254,8 @@ def test_run_stops_at_the_stage_that_fails(job: Path, tmp_path: Path) -> None:
         ("workers = 3\nmemory_limit = '1GB'", ["--scheduler", "tcp://b:2"], {"scheduler": "tcp://b:2"}),
     ],
 )
-def test_command_line_replaces_the_cluster_of_a_file(
-    job: Path, monkeypatch: pytest.MonkeyPatch, stated: str, words: list[str], used: dict[str, Any]
-) -> None:
-    from click.testing import CliRunner
-
-    from och_dist.cli import cli
-    from och_dist.cluster.connection import ClusterOptions
-
-    seen: list[ClusterOptions] = []
-
-    def connect(options: ClusterOptions) -> Any:
-        seen.append(options)
-        raise UsageError("far enough")
-
-    monkeypatch.setattr("och_dist.cluster.connect", connect)
-    words = [*words, "--set", f"dir={job.parent / 'd'}"]
-    CliRunner().invoke(cli, ["run", str(edited(job, "workers = 0", stated)), *words])
-    assert seen == [ClusterOptions(**used)]
+def test_command_line_replaces_the_cluster_of_a_file(job: Path, stated: str, words: list[str], used: Any) -> None:
+    command = cli.get_command(click.Context(cli), "run")
+    assert command is not None
+    session = Session(command.make_context("run", ["x.toml", *words]).params)
+    assert session.settings(load_pipeline(edited(job, "workers = 0", stated)).cluster) == used

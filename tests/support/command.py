@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import click
 import numpy as np
 from click.testing import CliRunner, Result
 
 from och_dist.cli import cli
+from och_dist.cli.app import OchGroup
 
 LOCAL = ("inspect", "status", "gc", "history", "settings")
 QUICK = ("--param", "n_centres=20", "--param", "max_iter=20")
@@ -30,6 +32,13 @@ def och(*words: object, code: int = 0, bare: bool = False) -> Result:
     result = CliRunner().invoke(cli, args)
     assert result.exit_code == code, f"{args} ended with {result.exit_code}, not {code}:\n{result.stderr[-2000:]}"
     return result
+
+
+def ended(work: Callable[[], None]) -> Result:
+    """The outcome of a command ``verify`` that does ``work``, as the group of all commands turns it into an exit."""
+    group = OchGroup("och")
+    group.add_command(click.Command("verify", callback=work))
+    return CliRunner().invoke(group, ["verify"])
 
 
 def facts(*words: object) -> dict[str, Any]:
