@@ -16,7 +16,7 @@ from scipy.sparse import csr_array
 
 from och_dist.errors import BadInputError, IntegrityError
 from och_dist.kernels.anchors import anchor_scores, anchor_shares, encode_anchors, nearest_anchors
-from och_dist.methods.base import ArraySpec, Hasher, Progress, TrainingData, is_integer
+from och_dist.methods.base import Hasher, LearnedArray, Progress, TrainingData, is_integer
 
 __all__ = ["AGH", "divisions", "graph_vectors"]
 
@@ -88,11 +88,11 @@ class AGH(Hasher):
     """
 
     method: ClassVar[str] = "agh"
-    arrays: ClassVar[dict[str, ArraySpec]] = {
-        "anchors": ArraySpec(("m", "d")),
-        "bandwidth": ArraySpec(("one",), "float64"),
-        "weights": ArraySpec(("m", "q"), "float64"),
-        "thresholds": ArraySpec(("two", "q"), "float64"),
+    arrays: ClassVar[dict[str, LearnedArray]] = {
+        "anchors": LearnedArray(("m", "d")),
+        "bandwidth": LearnedArray(("one",), "float64"),
+        "weights": LearnedArray(("m", "q"), "float64"),
+        "thresholds": LearnedArray(("two", "q"), "float64"),
     }
 
     anchors_: np.ndarray

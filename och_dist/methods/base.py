@@ -21,8 +21,8 @@ from och_dist.errors import BadInputError, IntegrityError, UsageError
 from och_dist.kernels.moments import block_moments
 
 __all__ = [
-    "ArraySpec",
     "Hasher",
+    "LearnedArray",
     "LinearHasher",
     "Progress",
     "TrainingData",
@@ -58,7 +58,7 @@ class TrainingData:
     """What was reduced on the way, one sentence each."""
 
 
-class ArraySpec(NamedTuple):
+class LearnedArray(NamedTuple):
     """Shape and dtype of a learned array; letters are sizes: ``r`` bits, ``d`` features, others free."""
 
     shape: tuple[str, ...]
@@ -114,7 +114,7 @@ class Hasher(TransformerMixin, BaseEstimator):
     """
 
     method: ClassVar[str]
-    arrays: ClassVar[dict[str, ArraySpec]]
+    arrays: ClassVar[dict[str, LearnedArray]]
 
     n_bits: int
     random_state: Any
@@ -248,10 +248,10 @@ class LinearHasher(Hasher):
     Learned: ``mean_`` (d,), ``projection_`` (d, r), ``offsets_`` (r,), all float32.
     """
 
-    arrays: ClassVar[dict[str, ArraySpec]] = {
-        "mean": ArraySpec(("d",)),
-        "projection": ArraySpec(("d", "r")),
-        "offsets": ArraySpec(("r",)),
+    arrays: ClassVar[dict[str, LearnedArray]] = {
+        "mean": LearnedArray(("d",)),
+        "projection": LearnedArray(("d", "r")),
+        "offsets": LearnedArray(("r",)),
     }
 
     mean_: np.ndarray
@@ -313,7 +313,7 @@ def _layout(arrays: Mapping[str, np.ndarray]) -> dict[str, Layout]:
 
 
 def _check_layout(
-    method: str, stated: Mapping[str, Layout], specs: Mapping[str, ArraySpec], sizes: dict[str, int]
+    method: str, stated: Mapping[str, Layout], specs: Mapping[str, LearnedArray], sizes: dict[str, int]
 ) -> dict[str, int]:
     """Check names, dtypes and shapes; returns the size behind each letter."""
     if set(stated) != set(specs):

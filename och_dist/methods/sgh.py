@@ -16,7 +16,7 @@ import numpy as np
 from scipy.linalg import cholesky, eigh, eigvalsh, solve_triangular
 
 from och_dist.errors import BadInputError, IntegrityError
-from och_dist.methods.base import ArraySpec, Hasher, Progress, TrainingData, is_integer
+from och_dist.methods.base import Hasher, LearnedArray, Progress, TrainingData, is_integer
 
 __all__ = ["SGH", "graph_factor"]
 
@@ -50,12 +50,12 @@ class SGH(Hasher):
     """
 
     method: ClassVar[str] = "sgh"
-    arrays: ClassVar[dict[str, ArraySpec]] = {
-        "mean": ArraySpec(("d",)),
-        "bases": ArraySpec(("m", "d")),
-        "bandwidth": ArraySpec(("one",), "float64"),
-        "bias": ArraySpec(("m",), "float64"),
-        "weights": ArraySpec(("m", "r"), "float64"),
+    arrays: ClassVar[dict[str, LearnedArray]] = {
+        "mean": LearnedArray(("d",)),
+        "bases": LearnedArray(("m", "d")),
+        "bandwidth": LearnedArray(("one",), "float64"),
+        "bias": LearnedArray(("m",), "float64"),
+        "weights": LearnedArray(("m", "r"), "float64"),
     }
 
     mean_: np.ndarray

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from och_dist.errors import BadInputError
-from och_dist.methods.base import ArraySpec, Hasher, Progress, TrainingData, is_integer, is_number
+from och_dist.methods.base import Hasher, LearnedArray, Progress, TrainingData, is_integer, is_number
 
 __all__ = ["SpH"]
 
@@ -48,9 +48,9 @@ class SpH(Hasher):
     """
 
     method: ClassVar[str] = "sph"
-    arrays: ClassVar[dict[str, ArraySpec]] = {
-        "pivots": ArraySpec(("r", "d")),
-        "squared_radii": ArraySpec(("r",), "float64"),
+    arrays: ClassVar[dict[str, LearnedArray]] = {
+        "pivots": LearnedArray(("r", "d")),
+        "squared_radii": LearnedArray(("r",), "float64"),
     }
 
     pivots_: np.ndarray

@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Table:
+class PlannedPartition:
     """A partition as the planner sees it: its rows, and its substrings (0: it has no tables)."""
 
     rows: int
@@ -105,7 +105,7 @@ class Sample:
 
 def predict(
     sample: Sample,
-    tables: Sequence[Table],
+    tables: Sequence[PlannedPartition],
     *,
     k: int | None = None,
     radius: int | None = None,
@@ -272,7 +272,10 @@ class Planner:
         dropped = 0 if selection.without is None else selection.without.count
         live_share = max(chosen - dropped, 1) / max(1, index.rows)
         probes = codes[np.unique(np.linspace(0, len(codes) - 1, min(PROBES, len(codes))).astype(int))]
-        tables = [Table(part.rows, 0 if part.layout is None else part.layout.substrings) for part in self.partitions]
+        tables = [
+            PlannedPartition(part.rows, 0 if part.layout is None else part.layout.substrings)
+            for part in self.partitions
+        ]
         wanted = None if k is None else max(1, round(k / live_share))
         sample = Sample(self._sample, probes, index.bits)
         flat, multi, reach = predict(sample, tables, k=wanted, radius=radius, n_queries=len(codes))

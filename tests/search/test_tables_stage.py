@@ -18,7 +18,7 @@ from och_dist.search import bucket_tables as stage
 from och_dist.search.bucket_tables import BuildTables, build_partition, build_tables, task_bytes
 from och_dist.search.filters import selection
 from och_dist.search.placement import Capacity
-from och_dist.search.plan import Plan, Planner, Sample, Table, make_plan, predict, sample_codes
+from och_dist.search.plan import Plan, PlannedPartition, Planner, Sample, make_plan, predict, sample_codes
 from och_dist.search.questions import Nearest, QueryBatch, Question, WithinRadius
 from och_dist.store.index import Index, open_version
 from och_dist.store.tables import find_tables, open_tables
@@ -257,32 +257,32 @@ def test_the_kth_distance_is_foreseen_from_a_sample() -> None:
 def test_the_planner_prefers_tables_for_many_rows_near_neighbours_and_small_k() -> None:
     rng = np.random.default_rng(0)
     sample = Sample(skewed(rng, 20_000, 64), skewed(rng, 8, 64), 64)
-    few, many = (predict(sample, [Table(rows, 4)], k=10) for rows in (10_000, 16_000_000))
+    few, many = (predict(sample, [PlannedPartition(rows, 4)], k=10) for rows in (10_000, 16_000_000))
     assert few[0] < few[1]
     assert many[1] < many[0]
-    assert predict(sample, [Table(16_000_000, 4)], k=1)[1] <= many[1]
-    assert predict(sample, [Table(16_000_000, 4)], radius=2)[1] < many[0]
-    wide = predict(sample, [Table(16_000_000, 4)], radius=40)
+    assert predict(sample, [PlannedPartition(16_000_000, 4)], k=1)[1] <= many[1]
+    assert predict(sample, [PlannedPartition(16_000_000, 4)], radius=2)[1] < many[0]
+    wide = predict(sample, [PlannedPartition(16_000_000, 4)], radius=40)
     assert wide[0] < wide[1] < 2.01 * wide[0]  # never much worse, since a search gives up in time
-    flat, multi, _ = predict(sample, [Table(16_000_000, 0)], k=10)
+    flat, multi, _ = predict(sample, [PlannedPartition(16_000_000, 0)], k=10)
     assert flat == multi
     uniform = Sample(rng.integers(0, 256, (20_000, 16), np.uint8), rng.integers(0, 256, (8, 16), np.uint8), 128)
-    flat, multi, _ = predict(uniform, [Table(1_000_000, 8)], k=100)
+    flat, multi, _ = predict(uniform, [PlannedPartition(1_000_000, 8)], k=100)
     assert flat < multi
 
 
 def test_later_partitions_are_cheaper() -> None:
     rng = np.random.default_rng(0)
     sample = Sample(skewed(rng, 20_000, 64), skewed(rng, 8, 64), 64)
-    one, two = (predict(sample, [Table(16_000_000, 4)] * count, k=100)[1] for count in (1, 2))
+    one, two = (predict(sample, [PlannedPartition(16_000_000, 4)] * count, k=100)[1] for count in (1, 2))
     assert two <= 2 * one
 
 
 def test_costs_decide() -> None:
     rng = np.random.default_rng(0)
     sample = Sample(skewed(rng, 5000, 64), skewed(rng, 4, 64), 64)
-    slow_scan = predict(sample, [Table(100_000, 5)], k=1, costs=Costs(scan=10.0))
-    slow_tables = predict(sample, [Table(100_000, 5)], k=1, costs=Costs(lookup=1e6))
+    slow_scan = predict(sample, [PlannedPartition(100_000, 5)], k=1, costs=Costs(scan=10.0))
+    slow_tables = predict(sample, [PlannedPartition(100_000, 5)], k=1, costs=Costs(lookup=1e6))
     assert slow_scan[1] < slow_scan[0]
     assert slow_tables[0] < slow_tables[1]
 
