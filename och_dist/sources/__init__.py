@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from och_dist.sources.download import extract, fetch
+from och_dist.sources.archive import extract
+from och_dist.sources.download import fetch
 from och_dist.sources.flat import npy_header
 from och_dist.sources.id_files import open_ids, read_ids
 from och_dist.sources.joined import GeneratedRows, JoinedFiles, RowSource, open_files

@@ -1,4 +1,4 @@
-"""A download that survives dropped connections and kills, and the unpacking of what it brought.
+"""A download that survives dropped connections and kills.
 
 While a file is under way ``<destination>.part`` holds its bytes and ``<destination>.part.json`` what the
 server said about it; the final name appears at the end, whole, beside ``<destination>.sha256``.
@@ -8,36 +8,27 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import http.client
 import json
 import logging
 import os
-import re
-import ssl
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, UsageError
-from och_dist.sources.archive import beside, extract
-from och_dist.sources.ftp import FtpFile, by_proxy
+from och_dist.sources.archive import beside
+from och_dist.sources.remote import Answer, DroppedError, OtherFileError, Remote, ask_ftp, ask_http, by_proxy
 from och_dist.store import write_text
 
-__all__ = ["Fetched", "extract", "fetch"]
-
-TIMEOUT_SECONDS = 60.0
 FIRST_WAIT_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 5.0
-BLOCK_BYTES = 1 << 20
 # An attempt that brought this much more than all before it was not in vain: the count starts again.
 WORTH_BYTES = 1 << 20
-PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[int, "int | None"], None]
@@ -50,34 +41,6 @@ class Fetched:
     path: Path
     bytes: int
     sha256: str
-
-
-@dataclass(frozen=True)
-class _Remote:
-    """What the server said about the file; ``total`` is None while its size is unknown.
-
-    Over FTP ``last_modified`` is the answer to MDTM.
-    """
-
-    url: str
-    etag: str | None = None
-    last_modified: str | None = None
-    total: int | None = None
-
-    def validator(self) -> str | None:
-        """The value for If-Range; a weak ETag does not promise equal bytes."""
-        if self.etag and not self.etag.startswith("W/"):
-            return self.etag
-        return self.last_modified
-
-    def same_file(self, other: _Remote) -> bool:
-        """False when anything both know of differs."""
-        pairs = ((getattr(self, name), getattr(other, name)) for name in ("etag", "last_modified", "total"))
-        return all(mine is None or theirs is None or mine == theirs for mine, theirs in pairs)
-
-
-class _DroppedError(Exception):
-    """The connection gave less than the file; another attempt may give the rest."""
 
 
 def fetch(
@@ -108,16 +71,12 @@ def fetch(
         raise UsageError(f"attempts={attempts}; use at least 1")
     destination = Path(destination)
     # An HTTP proxy for FTP addresses speaks HTTP to us.
-    kind = _FtpDownload if scheme == "ftp" and not by_proxy(url_or_path) else _Download
+    ask = ask_ftp if scheme == "ftp" and not by_proxy(url_or_path) else ask_http
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         with _locked_part(destination) as part:
             done = _already_there(destination, expected_bytes)
-            if done is None:
-                job = kind(url_or_path, destination, part, expected_bytes, progress)
-                job.run(attempts)
-                done = job.finish()
-        return done
+            return done or _Download(url_or_path, destination, part, expected_bytes, progress).run(ask, attempts)
     except OSError as error:
         raise IncompleteError(
             f"{destination}: cannot be written ({error}); free space or change the folder, run again"
@@ -182,22 +141,6 @@ def _locked_part(destination: Path) -> Iterator[BinaryIO]:
                 name.unlink(missing_ok=True)
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    """An opener for http and https only: no redirect may lead to a local file or another protocol."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPRedirectHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.UnknownHandler(),
-    ):
-        opener.add_handler(handler)
-    return opener
-
-
 class _Download:
     """One file under way: the part, and what is known of the remote file it is a part of."""
 
@@ -214,21 +157,28 @@ class _Download:
         self.note = beside(destination, ".part.json")
         self.remote = self._remembered()
 
-    def _remembered(self) -> _Remote:
+    def _remembered(self) -> Remote:
         """The note of an earlier call; an empty one when there is none, or it is about another URL."""
         try:
-            known = _Remote(**json.loads(self.note.read_text()))
+            known = Remote(**json.loads(self.note.read_text()))
         except (OSError, ValueError, TypeError):
-            return _Remote(self.url)
-        return known if known.url == self.url else _Remote(self.url)
+            return Remote(self.url)
+        return known if known.url == self.url else Remote(self.url)
 
-    def run(self, attempts: int) -> None:
+    def run(self, ask: Callable[[str, Remote, int], AbstractContextManager[Answer]], attempts: int) -> Fetched:
         """Attempt until the part is whole; IncompleteError when ``attempts`` in a row brought nothing new."""
         failed, best = 0, 0
-        while not self._whole():
+        while self.part.tell() == 0 or self.part.tell() != self.remote.total:
+            if self.remote.validator() is None:  # a part of nobody knows what
+                self._start_over()
             try:
-                self._attempt()
-            except _DroppedError as error:
+                with ask(self.url, self.remote, self.part.tell()) as answer:
+                    self._accept(answer)
+                    self._receive(answer)
+            except DroppedError as error:
+                if isinstance(error, OtherFileError):
+                    self._start_over()
+                    self.remote = Remote(self.url)
                 size = self.part.tell()
                 failed = 1 if size >= best + WORTH_BYTES else failed + 1
                 best = max(best, size)
@@ -239,118 +189,50 @@ class _Download:
                         f"attempts ({error}); what came is kept, run again to resume"
                     ) from error
                 time.sleep(min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** (failed - 1)))
+        return self._finish()
 
-    def _whole(self) -> bool:
-        """True when the part has all bytes of a file that was seen to be the remembered one."""
-        return self.part.tell() > 0 and self.part.tell() == self.remote.total
-
-    def _attempt(self) -> None:
-        """One request; appends what it brings."""
-        offset = self.part.tell()
-        validator = self.remote.validator()
-        if offset and validator is None:
-            offset = self._start_over()
-        request = urllib.request.Request(self.url, headers={"User-Agent": "och-dist"})
-        if offset and validator is not None:
-            request.add_header("Range", f"bytes={offset}-")
-            request.add_header("If-Range", validator)
-        with self._open(request) as response:
-            self._accept(response, offset)
-            self._receive(response, offset)
-
-    def _start_over(self) -> int:
+    def _start_over(self) -> None:
         self.part.truncate(0)
         self.part.seek(0)
-        return 0
 
-    def _open(self, request: urllib.request.Request) -> Any:
-        try:
-            return _opener().open(request, timeout=TIMEOUT_SECONDS)
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code == 416:
-                    # The part is longer than the file: it belongs to another one.
-                    self._start_over()
-                    raise _DroppedError("range not satisfiable") from error
-                if error.code in PASSING_STATUS:
-                    raise _DroppedError(f"HTTP {error.code} {error.reason}") from error
-                raise BadInputError(
-                    f"{self.url}: HTTP {error.code} {error.reason}; expected the file; check the address"
-                ) from error
-        except http.client.InvalidURL as error:
-            raise UsageError(f"{self.url}: {error}; expected a valid address; correct it") from error
-        except (OSError, http.client.HTTPException) as error:
-            if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
-                raise BadInputError(f"{self.url}: {error}; expected a valid certificate; check it") from error
-            raise _DroppedError(str(error) or type(error).__name__) from error
-
-    def _accept(self, response: Any, offset: int) -> None:
-        """Learn from the head of the answer what follows, and make the part fit it."""
-        partial = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range") or "")
-        if response.status == 206 and partial:
-            total = None if partial[2] == "*" else int(partial[2])
-            answer = self._described(response, total)
-            if int(partial[1]) == offset and answer.same_file(self.remote):
-                self._check_size(total)
-                self.remote = replace(self.remote, total=total or self.remote.total)
-                return
-        elif response.status == 200:
-            length = response.headers.get("Content-Length")
-            answer = self._described(response, int(length) if length is not None else None)
-            self._check_size(answer.total)
-            if answer.total is None and self.expected_bytes is None and not response.chunked:
-                raise BadInputError(f"{self.url}: the server gives no size; pass expected_bytes to check it")
-            self._begin(answer)
-            return
-        # An answer that does not continue the part: forget both, the next attempt asks for all of it.
-        self._start_over()
-        self.remote = _Remote(self.url)
-        raise _DroppedError(f"HTTP {response.status} does not continue the file at byte {offset}")
-
-    def _begin(self, remote: _Remote) -> None:
-        """Empty the part and note which file it is going to hold."""
-        self._start_over()
-        self.remote = remote
-        write_text(self.note, json.dumps(asdict(remote)))
-
-    def _described(self, response: Any, total: int | None) -> _Remote:
-        return _Remote(self.url, response.headers.get("ETag"), response.headers.get("Last-Modified"), total)
-
-    def _check_size(self, total: int | None) -> None:
+    def _accept(self, answer: Answer) -> None:
+        """Make the part fit what follows, or refuse that."""
+        total = answer.remote.total
         if total is not None and self.expected_bytes is not None and total != self.expected_bytes:
             raise BadInputError(
                 f"{self.url}: {total} bytes; expected {self.expected_bytes}; the remote file is another one, "
                 "check the address or correct expected_bytes"
             )
+        if answer.offset:
+            self.remote = replace(self.remote, total=total or self.remote.total)
+            return
+        if total is None and self.expected_bytes is None and not answer.end_is_told:
+            raise BadInputError(f"{self.url}: the server gives no size; pass expected_bytes to check it")
+        self._start_over()
+        self.remote = answer.remote
+        write_text(self.note, json.dumps(asdict(answer.remote)))
 
-    def _receive(self, response: Any, offset: int) -> None:
+    def _receive(self, answer: Answer) -> None:
         total = self.remote.total if self.remote.total is not None else self.expected_bytes
-        while block := self._next_block(response):
+        while block := answer.read():
             self.part.write(block)
             # An open part is what a killed process leaves: it must hold all that was received.
             self.part.flush()
             size = self.part.tell()
             if total is not None and size > total:
                 self._start_over()
-                if offset:
-                    raise _DroppedError(f"what came does not continue the file at byte {offset}")
+                if answer.offset:
+                    raise DroppedError(f"what came does not continue the file at byte {answer.offset}")
                 raise BadInputError(f"{self.url}: more than {total} bytes; expected that many; check the address")
             if self.progress is not None:
                 self.progress(size, total)
         if total is not None and self.part.tell() < total:
-            raise _DroppedError(f"connection closed {total - self.part.tell()} bytes early")
+            raise DroppedError(f"connection closed {total - self.part.tell()} bytes early")
         if self.part.tell() == 0:
             raise BadInputError(f"{self.url}: 0 bytes; expected a file with content; check the address")
         self.remote = replace(self.remote, total=self.part.tell())
 
-    @staticmethod
-    def _next_block(response: Any) -> bytes:
-        try:
-            return response.read1(BLOCK_BYTES)
-        except (OSError, http.client.HTTPException) as error:
-            raise _DroppedError(str(error) or type(error).__name__) from error
-
-    def finish(self) -> Fetched:
+    def _finish(self) -> Fetched:
         """Give the whole part its final name."""
         os.fsync(self.part.fileno())
         part = Path(self.part.name)
@@ -359,39 +241,4 @@ class _Download:
         write_text(beside(self.destination, ".sha256"), f"{found.sha256}  {self.destination.name}\n")
         os.replace(part, self.destination)
         self.note.unlink(missing_ok=True)
-        return Fetched(self.destination, found.bytes, found.sha256)
-
-
-class _FtpDownload(_Download):
-    """The same over FTP, where a part is continued when size and time of the file are those noted."""
-
-    def _attempt(self) -> None:
-        with _network_errors():
-            remote = FtpFile(self.url, timeout=TIMEOUT_SECONDS)
-        with remote:
-            offset = self._agree(remote)
-            with _network_errors():
-                remote.start(offset)
-            self._receive(remote, offset)
-
-    def _agree(self, remote: FtpFile) -> int:
-        """Where to go on: at the end of the part, or at 0 when it is not known to belong to this file."""
-        found = _Remote(self.url, last_modified=remote.modified, total=remote.total)
-        self._check_size(found.total)
-        offset = self.part.tell()
-        known = None not in (found.validator(), self.remote.validator()) and found.same_file(self.remote)
-        if offset and known and (found.total is None or offset < found.total):
-            with _network_errors():
-                if remote.can_restart(offset):
-                    return offset
-        self._begin(found)
-        return 0
-
-
-@contextmanager
-def _network_errors() -> Iterator[None]:
-    """Trouble on the way to the server: another attempt may have none."""
-    try:
-        yield
-    except OSError as error:
-        raise _DroppedError(str(error) or type(error).__name__) from error
+        return replace(found, path=self.destination)

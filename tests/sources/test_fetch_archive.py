@@ -12,7 +12,7 @@ import pytest
 
 from och_dist.errors import BadInputError, UsageError
 from och_dist.sources import archive as fetch_archive
-from och_dist.sources.download import extract
+from och_dist.sources.archive import extract
 from och_dist.sources.readers import open_sources, read_all, read_ivecs
 
 MEMBERS = [
