@@ -25,8 +25,17 @@ from och_dist.kernels.gistlike import gist_rows
 from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
 from och_dist.kernels.packing import code_words
 from och_dist.kernels.ranking import mean_average_precision
-from och_dist.methods.base import Hasher, training_data
-from och_dist.train.drift import MAX_BALANCE_SHIFT, MAX_MARGIN_SHIFT, SAMPLE_ROWS, Sample, sample_block, shift_between
+from och_dist.methods.base import Hasher
+from och_dist.train.data import training_data
+from och_dist.train.drift import (
+    MAX_BALANCE_SHIFT,
+    MAX_MARGIN_SHIFT,
+    SAMPLE_ROWS,
+    BitSample,
+    sample_block,
+    shift_between,
+)
+from och_dist.train.rows import ArrayRows
 from och_dist.train.stage import make_hasher
 
 NIGHTS = (500, 1_000, 2_000, 8_000)
@@ -61,7 +70,7 @@ def _near(rows: np.ndarray, share: float) -> np.ndarray:
 
 def trained(rows: np.ndarray, bits: int) -> Hasher:
     hasher = make_hasher("och", bits, 0, {})
-    data = training_data(rows, n_centres=hasher.centres_wanted(), pool_rows=10_000, seed=0)
+    data = training_data(ArrayRows(rows), centres=hasher.centres_wanted(), seed=0)
     return hasher.fit_training(data)
 
 
@@ -78,7 +87,7 @@ def mean_precision(hasher: Hasher, rows: np.ndarray, bits: int) -> float:
     return mean_average_precision(n, g)
 
 
-def false_alarms(hasher: Hasher, before: Sample, rows: np.ndarray, nights: int, seed: int) -> Iterator[str]:
+def false_alarms(hasher: Hasher, before: BitSample, rows: np.ndarray, nights: int, seed: int) -> Iterator[str]:
     yield "| rows | in order: balance 99 % / max | margin 99 % / max | alarms | at random: balance | margin | alarms |"
     yield "|---:|---:|---:|---:|---:|---:|---:|"
     rng = np.random.default_rng(seed)
@@ -97,7 +106,7 @@ def false_alarms(hasher: Hasher, before: Sample, rows: np.ndarray, nights: int, 
         yield f"| {' | '.join(cells)} |"
 
 
-def drifts(hasher: Hasher, before: Sample, old: np.ndarray, new: np.ndarray, bits: int, seed: int) -> Iterator[str]:
+def drifts(hasher: Hasher, before: BitSample, old: np.ndarray, new: np.ndarray, bits: int, seed: int) -> Iterator[str]:
     yield "| change | balance | margin | alarm | mAP, old model | mAP, retrained | lost |"
     yield "|---|---:|---:|:---:|---:|---:|---:|"
     rng = np.random.default_rng(seed)

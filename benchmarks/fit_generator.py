@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans, MiniBatchKMeans
 from threadpoolctl import threadpool_limits
 
+from och_dist import OCH
 from och_dist.kernels.gistlike import gist_rows
-from och_dist.methods.och import OCH
 
 Rows = NDArray[np.float32]
 Bits = NDArray[np.bool_]

@@ -35,7 +35,9 @@ from och_dist.kernels.euclidean import euclidean_top_k
 from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
 from och_dist.kernels.packing import code_words
 from och_dist.kernels.ranking import mean_average_precision, pooled_area, precision_at
-from och_dist.methods.base import Hasher, TrainingData, training_data
+from och_dist.methods.base import Hasher, TrainingData
+from och_dist.train.data import training_data
+from och_dist.train.rows import ArrayRows
 from och_dist.train.stage import make_hasher
 
 QUERIES = 2_000
@@ -111,7 +113,7 @@ class Problem:
     def training(self, n_centres: int) -> TrainingData:
         """What a method learns from; computed once for all that ask for as many centres."""
         if n_centres not in self._training:
-            found = training_data(self.fit, n_centres=n_centres, seed=self.seed, pool_rows=len(self.fit))
+            found = training_data(ArrayRows(self.fit), centres=n_centres, seed=self.seed, train_rows=len(self.fit))
             self._training[n_centres] = found
         return self._training[n_centres]
 

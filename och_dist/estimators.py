@@ -1,63 +1,59 @@
-"""The public estimators: the hashers, whose ``fit`` and ``transform`` also take Dask arrays.
+"""The public estimators: the methods as scikit-learn knows them, which learn from and encode NumPy and Dask arrays.
 
 >>> from och_dist import OCH
 >>> codes = OCH(n_bits=64, random_state=0).fit(X).transform(X)
 
-With a NumPy array this is the hasher itself. A Dask array (n, d) is summarised chunk by chunk where its own
-scheduler runs, and only moments, centres and a bounded pool of rows come to this process. Dask is imported
-when the first Dask array arrives.
+A Dask array (n, d) is summarised chunk by chunk where its own scheduler runs, and only moments, centres and a bounded
+pool of rows come to this process. Dask is imported when the first Dask array arrives.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from sklearn.utils.validation import check_is_fitted
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
 
-from och_dist.cluster import first_rows, reduce_rows, scan_rows, shared_value, stack_rows
+from och_dist.cluster import first_rows, shared_value
 from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.methods import agh, isohash, itq, lsh, och, och_paper, oeh, pca_frame, sgh, sph
-from och_dist.methods.base import Hasher, one_thread, seed_of
+from och_dist.methods.base import Hasher, seed_of
 
 if TYPE_CHECKING:
     import dask.array as da
-
-    from och_dist.kernels.clusters import ClusterStats
-    from och_dist.kernels.lloyd import Round
-    from och_dist.kernels.moments import Moments
-    from och_dist.train import Statistics
 
 __all__ = ["AGH", "ITQ", "LSH", "OCH", "OEH", "SGH", "DaskAware", "IsoHash", "OCHPaper", "PCAFrame", "SpH"]
 
 DTYPES = ("f2", "f4", "f8", "u1", "i1")
 
 
-class DaskAware(Hasher):
-    """Adds Dask arrays to a hasher: ``class OCH(DaskAware, och.OCH): __doc__ = och.OCH.__doc__``."""
+class DaskAware(TransformerMixin, BaseEstimator, Hasher):
+    """Makes an estimator of a method: ``class OCH(DaskAware, och.OrdinalConstraintHashing)``, with its docstring."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = []
+        return tags
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Learn from an array (n, d) of NumPy or Dask.
+        """Learn from an array (n, d) of NumPy or Dask: the same model, however a Dask array is cut into chunks.
 
         A Dask array is read at least twice, a pass more for each repair of empty clusters: persist it if that
-        is costly and it fits in the memory of the workers. The same seed and the same chunks give the same
-        model.
+        is costly and it fits in the memory of the workers.
         """
-        if not _is_dask(X):
-            return super().fit(X, y)
-        self.check_parameters()
-        source = ArraySource(_whole_rows(_sized(_checked(X))))
-        source.check_size()
-        from och_dist.train import training_data
+        from och_dist.train import ArrayRows, DaskRows, training_data
 
-        # Local schedulers run their tasks in this process: the limit holds for them too.
-        with one_thread():
-            data = training_data(source, centres=self.centres_wanted(), seed=seed_of(self.random_state))
-        if hasattr(self, "feature_names_in_"):
-            del self.feature_names_in_
+        self.check_parameters()
+        if _is_dask(X):
+            source: Any = DaskRows(_whole_rows(_sized(_checked(X))))
+            if hasattr(self, "feature_names_in_"):
+                del self.feature_names_in_
+        else:
+            source = ArrayRows(self._validated(X, reset=True))
+        data = training_data(source, centres=self.centres_wanted(), seed=seed_of(self.random_state))
         return self.fit_training(data)
 
     def transform(self, X: Any) -> Any:
@@ -65,9 +61,9 @@ class DaskAware(Hasher):
 
         Those of a Dask array are a lazy Dask array with the same chunks of rows, from the model as it is now.
         """
-        if not _is_dask(X):
-            return super().transform(X)
         check_is_fitted(self)
+        if not _is_dask(X):
+            return self.encode_block(self._validated(X, reset=False))
         X = _checked(X)
         X = _whole_rows(_sized(X) if math.isnan(X.shape[1]) else X)
         if X.shape[1] != self.n_features_in_:
@@ -77,45 +73,53 @@ class DaskAware(Hasher):
             )
         return _lazy_codes(self, X)
 
-
-class OCH(DaskAware, och.OCH):
-    __doc__ = och.OCH.__doc__
-
-
-class LSH(DaskAware, lsh.LSH):
-    __doc__ = lsh.LSH.__doc__
-
-
-class PCAFrame(DaskAware, pca_frame.PCAFrame):
-    __doc__ = pca_frame.PCAFrame.__doc__
+    def _validated(self, X: Any, *, reset: bool) -> np.ndarray:
+        try:
+            return validate_data(self, X, dtype=[np.float32, np.float64], reset=reset)
+        except BadInputError:
+            raise
+        except ValueError as error:
+            raise BadInputError(str(error)) from error
 
 
-class ITQ(DaskAware, itq.ITQ):
-    __doc__ = itq.ITQ.__doc__
+class OCH(DaskAware, och.OrdinalConstraintHashing):
+    __doc__ = och.OrdinalConstraintHashing.__doc__
 
 
-class IsoHash(DaskAware, isohash.IsoHash):
-    __doc__ = isohash.IsoHash.__doc__
+class LSH(DaskAware, lsh.LocalitySensitiveHashing):
+    __doc__ = lsh.LocalitySensitiveHashing.__doc__
 
 
-class AGH(DaskAware, agh.AGH):
-    __doc__ = agh.AGH.__doc__
+class PCAFrame(DaskAware, pca_frame.RandomFrame):
+    __doc__ = pca_frame.RandomFrame.__doc__
 
 
-class OEH(DaskAware, oeh.OEH):
-    __doc__ = oeh.OEH.__doc__
+class ITQ(DaskAware, itq.IterativeQuantization):
+    __doc__ = itq.IterativeQuantization.__doc__
 
 
-class OCHPaper(DaskAware, och_paper.OCHPaper):
-    __doc__ = och_paper.OCHPaper.__doc__
+class IsoHash(DaskAware, isohash.IsotropicHashing):
+    __doc__ = isohash.IsotropicHashing.__doc__
 
 
-class SpH(DaskAware, sph.SpH):
-    __doc__ = sph.SpH.__doc__
+class AGH(DaskAware, agh.AnchorGraphHashing):
+    __doc__ = agh.AnchorGraphHashing.__doc__
 
 
-class SGH(DaskAware, sgh.SGH):
-    __doc__ = sgh.SGH.__doc__
+class OEH(DaskAware, oeh.OrdinalEmbeddingHashing):
+    __doc__ = oeh.OrdinalEmbeddingHashing.__doc__
+
+
+class OCHPaper(DaskAware, och_paper.PrintedOrdinalConstraintHashing):
+    __doc__ = och_paper.PrintedOrdinalConstraintHashing.__doc__
+
+
+class SpH(DaskAware, sph.SphericalHashing):
+    __doc__ = sph.SphericalHashing.__doc__
+
+
+class SGH(DaskAware, sgh.ScalableGraphHashing):
+    __doc__ = sgh.ScalableGraphHashing.__doc__
 
 
 def _is_dask(X: Any) -> bool:
@@ -158,80 +162,6 @@ def _whole_rows(X: da.Array) -> da.Array:
 
 
 @dataclass(frozen=True)
-class ArraySource:
-    """The rows of a Dask array (n, d) in chunks of whole rows, as a source of training data.
-
-    Each pass is one graph over the chunks, merged in a tree that depends on their number alone.
-    """
-
-    array: da.Array
-
-    @property
-    def rows(self) -> int:
-        return int(self.array.shape[0])
-
-    @property
-    def dim(self) -> int:
-        return int(self.array.shape[1])
-
-    def check_size(self) -> None:
-        if not self.rows or not self.dim:
-            raise BadInputError(f"X has shape {self.array.shape}; expected at least one row and one feature")
-
-    def scan(self, sample: np.ndarray) -> tuple[Moments, da.Array]:
-        """Moments, and the rows numbered ``sample`` (s,), ascending, as a Dask array (s, d) float32.
-
-        The sampled rows stay where Dask keeps persisted results: on the workers, if there are any.
-        """
-        from och_dist.train import PILOT_ROWS, merge_statistics, pilot_of
-
-        starts = first_rows(self.array.chunks[0])
-        start, size = next((row, size) for row, size in zip(starts, self.array.chunks[0], strict=True) if size)
-        pilot = pilot_of(self.array[start : start + min(size, PILOT_ROWS)].compute())
-        statistics, kept = scan_rows(
-            scan_chunk, self.array, merge_statistics, name="scan_chunk", shared=(pilot, sample)
-        )
-        statistics.check_finite("X", "leave them out or replace their values")
-        chosen = np.diff(np.searchsorted(sample, [*starts, self.rows]))
-        full = [int(count) for count, size in zip(chosen, self.array.chunks[0], strict=True) if size]
-        return statistics.moments, stack_rows(kept, full, self.dim)
-
-    def cluster(self, centres: np.ndarray, seed: int) -> ClusterStats:
-        """Statistics of all rows about ``centres`` (L, d)."""
-        from och_dist.kernels.lloyd import begin_round
-        from och_dist.train import merge_clusters
-
-        shared = ((centres, begin_round(centres)), seed)
-        return reduce_rows(cluster_chunk, self.array, merge_clusters, name="cluster_chunk", shared=shared)
-
-    def stored(self) -> da.Array:
-        """All rows in their own dtype."""
-        return self.array
-
-    def dask(self) -> AbstractContextManager[None]:
-        """The scheduler in force: that of the client in scope, or the configured one."""
-        return nullcontext()
-
-
-def scan_chunk(
-    block: np.ndarray, first_row: int, shared: tuple[np.ndarray, np.ndarray]
-) -> tuple[Statistics, np.ndarray]:
-    """Statistics of a chunk (n, d), and its rows among the sample, as float32."""
-    from och_dist.train import scan_block
-
-    pilot, sample = shared
-    chosen = sample[slice(*np.searchsorted(sample, (first_row, first_row + len(block))))] - first_row
-    return scan_block(block, pilot, chosen, first_row)
-
-
-def cluster_chunk(block: np.ndarray, first_row: int, shared: tuple[tuple[np.ndarray, Round], int]) -> ClusterStats:
-    from och_dist.train import cluster_block
-
-    centres, seed = shared
-    return cluster_block(block, centres, first_row, seed)
-
-
-@dataclass(frozen=True)
 class Encoder:
     """What all tasks of one transform share: the model, and where chunks start (None: not known)."""
 
@@ -247,13 +177,11 @@ def _lazy_codes(hasher: Hasher, X: da.Array) -> da.Array:
     starts = None if math.isnan(X.shape[0]) else first_rows(X.chunks[0])
     # A copy of the learned state alone: fitting the estimator again must not reach codes asked for before.
     encoder = Encoder(type(hasher).from_state(params, arrays), starts)
-    name = f"fitted_{hasher.method}-{tokenize(params, arrays, starts)}"
-    width = -(-hasher.n_bits_ // 8)
     return X.map_blocks(
         encode_chunk,
-        encoder=shared_value(encoder, name),
+        encoder=shared_value(encoder, f"fitted_{hasher.method}-{tokenize(params, arrays, starts)}"),
         token="encode_chunk",
-        chunks=(X.chunks[0], (width,)),
+        chunks=(X.chunks[0], (-(-hasher.n_bits_ // 8),)),
         dtype=np.uint8,
         meta=np.empty((0, 0), np.uint8),
     )

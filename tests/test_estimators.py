@@ -18,15 +18,20 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 
+import och_dist
 from och_dist import OCH
 from och_dist.errors import BadInputError, NonFiniteError
-from och_dist.estimators import ArraySource, DaskAware
+from och_dist.estimators import DaskAware
+from och_dist.evaluate.comparison import Cell, FitCell, fit_cell
+from och_dist.evaluate.splits import PreparedSplit, put_array
 from och_dist.ingest.stage import ingest
 from och_dist.kernels.lloyd import begin_round
 from och_dist.methods import och
 from och_dist.store.model import model_on_worker, split_model_path
-from och_dist.train.centres import cluster_block
-from och_dist.train.stage import train, training_data
+from och_dist.store.objects import LocalObjects
+from och_dist.train.data import cluster_block, count_members, training_data
+from och_dist.train.rows import DaskRows
+from och_dist.train.stage import train
 
 ROWS, DIM = 600, 12
 LEARNED = ("mean_", "projection_", "offsets_", "rotation_")
@@ -76,25 +81,22 @@ def test_every_excuse_names_a_check():
     assert all(EXPECTED_FAILED_CHECKS.values())
 
 
-def test_numpy_is_the_hasher_itself_without_dask():
+def test_numpy_needs_no_dask():
     code = (
         "import sys, numpy as np\n"
         "from och_dist import OCH\n"
         "X = np.random.default_rng(0).normal(size=(300, 8))\n"
         "codes = OCH(n_bits=9, n_centres=5, max_iter=5, random_state=0).fit(X).transform(X)\n"
         "assert codes.shape == (300, 2) and codes.dtype == np.uint8\n"
-        "print(sorted({'dask', 'distributed', 'dask_ml', 'zarr'} & set(sys.modules)))\n"
+        "print(sorted({'dask', 'distributed', 'dask_ml'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
-    x = clustered()
-    public, hasher = quick().fit(x), och.OCH(11, n_centres=8, max_iter=15).fit(x)
-    assert learned(public) == learned(hasher)
 
 
-def test_a_hasher_becomes_public_in_two_lines():
-    class Frame(DaskAware, och.OCH):
-        __doc__ = och.OCH.__doc__
+def test_a_method_becomes_an_estimator_in_two_lines():
+    class Frame(DaskAware, och.OrdinalConstraintHashing):
+        __doc__ = och.OrdinalConstraintHashing.__doc__
 
     x = clustered()
     model = Frame(8, max_iter=0).fit(da.from_array(x, chunks=(100, DIM)))
@@ -172,33 +174,50 @@ def test_the_graph_holds_the_model_once():
     assert sum(large_tasks.values()) <= sum(small_tasks.values()) + 1000
 
 
-def test_fit_on_dask_learns_as_well_as_on_numpy():
-    x = clustered(2000)
-    on_numpy = quick(16, max_iter=60).fit(x)
-    on_dask = quick(16, max_iter=60).fit(da.from_array(x, chunks=(300, 7)))
-    np.testing.assert_allclose(on_dask.mean_, x.mean(axis=0, dtype=np.float64), rtol=1e-6)
-    np.testing.assert_allclose(on_dask.components_, on_numpy.components_, atol=1e-7)
-    assert on_dask.n_features_in_ == DIM
-    assert on_dask.notes_ == on_numpy.notes_
-    assert np.mean(on_dask.loss_curve_[-10:]) < 1.1 * np.mean(on_numpy.loss_curve_[-10:])
+METHODS = {
+    "OCH": {"n_centres": 8, "max_iter": 15},
+    "LSH": {},
+    "PCAFrame": {},
+    "ITQ": {},
+    "IsoHash": {},
+    "AGH": {"n_centres": 20},
+    "OEH": {"n_centres": 20, "max_iter": 15},
+    "OCHPaper": {"n_centres": 20, "max_iter": 15},
+    "SpH": {},
+    "SGH": {"n_bases": 40},
+}
 
 
-def test_fit_on_dask_is_the_training_of_a_corpus_in_the_same_chunks(tmp_path):
-    x = clustered(2500)
+@pytest.mark.parametrize("dtype", ["<f4", "|u1"])
+@pytest.mark.parametrize("name", METHODS)
+def test_there_is_one_training(name, dtype, tmp_path):
+    """A NumPy array, Dask arrays and corpora in any chunks, and a comparison on the same rows: equal bytes."""
+    cls, params, x = getattr(och_dist, name), METHODS[name], clustered(9000, seed=2)
+    x = (10 * (x + 5)).clip(0, 255).astype(dtype) if dtype == "|u1" else x
+    model = cls(8, random_state=7, **params).fit(x)
+    expected = {array: getattr(model, f"{array}_").tobytes() for array in model.arrays}
+
+    def check(found):
+        assert {array: getattr(found, f"{array}_").tobytes() for array in found.arrays} == expected
+
+    for chunks in (9000, 4096, (7, 5000, 0, 1, 3992)):
+        check(cls(8, random_state=7, **params).fit(da.from_array(x, chunks=(chunks, 5))))
     np.save(tmp_path / "x.npy", x)
-    ingest(str(tmp_path / "x.npy"), str(tmp_path / "corpus"), chunk_rows=128)
-    params = {"n_centres": 8, "max_iter": 15}
-    stored = train(str(tmp_path / "corpus"), str(tmp_path / "models"), bits=11, seed=7, params=params)
-    hasher = model_on_worker(*split_model_path(stored.facts["model"]))
-    model = quick(random_state=7).fit(da.from_array(x, chunks=(128, DIM)))
-    for name in hasher.arrays:
-        assert getattr(model, f"{name}_").tobytes() == getattr(hasher, f"{name}_").tobytes()
+    for chunk_rows in (None, 1234):
+        corpus = str(tmp_path / f"corpus-{chunk_rows}")
+        ingest(str(tmp_path / "x.npy"), corpus, chunk_rows=chunk_rows)
+        found = train(corpus, str(tmp_path / "models"), method=model.method, bits=8, seed=7, params=params)
+        check(model_on_worker(*split_model_path(found.facts["model"])))
+    put_array(LocalObjects(tmp_path / "split"), "training.npy", x)
+    split = PreparedSplit(str(tmp_path / "split"), np.arange(0), None)
+    fitted = fit_cell(FitCell(Cell(model.method, 8, 2, params=params), split, str(tmp_path / "compared"), 5))
+    check(model_on_worker(str(tmp_path / "compared"), fitted.address))
 
 
 def test_training_data_of_dask_are_those_of_the_whole_array():
     x = clustered(900, seed=3)
     x[:200] = x[0]  # many equal rows: the seeds among them are dropped, later centres are found elsewhere
-    data = training_data(ArraySource(da.from_array(x, chunks=((250, 0, 400, 250), DIM))), centres=8, seed=1)
+    data = training_data(DaskRows(da.from_array(x, chunks=((250, 0, 400, 250), DIM))), centres=8, seed=1)
     exact = x.astype(np.float64)
     np.testing.assert_allclose(data.mean, exact.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(data.covariance, np.cov(exact.T, bias=True), rtol=1e-9, atol=1e-12)
@@ -210,8 +229,8 @@ def test_training_data_of_dask_are_those_of_the_whole_array():
 
 def test_one_pass_over_the_chunks_is_a_pass_over_the_array():
     x = clustered(700)
-    source = ArraySource(da.from_array(x, chunks=((0, 33, 500, 0, 167), DIM)))
-    found, whole = source.cluster(x[:5], 3), cluster_block(x, (x[:5], begin_round(x[:5])), 0, 3)
+    source = DaskRows(da.from_array(x, chunks=((0, 33, 500, 0, 167), DIM)))
+    found, whole = count_members(source, x[:5], 3), cluster_block(x, 0, (x[:5], begin_round(x[:5]), 3))
     for name in ("counts", "member_rows", "members", "far_rows", "far_vectors"):
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
     np.testing.assert_allclose(found.inertia, whole.inertia)
@@ -219,7 +238,7 @@ def test_one_pass_over_the_chunks_is_a_pass_over_the_array():
 
 def test_empty_chunks_and_a_mean_far_from_the_origin_cost_no_digits():
     x = clustered().astype(np.float64) + 1e8
-    data = training_data(ArraySource(da.from_array(x, chunks=((0, 100, 0, 500, 0), DIM))), centres=0, seed=0)
+    data = training_data(DaskRows(da.from_array(x, chunks=((0, 100, 0, 500, 0), DIM))), centres=0, seed=0)
     np.testing.assert_allclose(data.covariance, np.cov(x.T, bias=True), rtol=1e-6, atol=1e-6)
     assert data.count == ROWS
 
@@ -227,21 +246,21 @@ def test_empty_chunks_and_a_mean_far_from_the_origin_cost_no_digits():
 def test_empty_clusters_are_moved_or_dropped():
     few = np.repeat(np.eye(3, DIM, dtype=np.float32), 50, axis=0)[np.random.default_rng(0).permutation(150)]
     model = quick(n_centres=20).fit(da.from_array(few, chunks=(40, DIM)))
-    assert model.notes_[0] == "n_centres reduced from 20 to 3: the corpus has no more distinct clusters"
+    assert model.notes_[0] == "n_centres reduced from 20 to 3: the rows form no more distinct clusters"
     model = quick(n_centres=20).fit(da.from_array(clustered(13), chunks=(4, DIM)))
-    assert model.notes_[0] == "n_centres reduced from 20 to 13: the corpus has 13 rows"
+    assert model.notes_[0] == "n_centres reduced from 20 to 13: there are 13 rows"
     assert np.isfinite(model.projection_).all()
 
 
 def test_sample_by_row_number_without_the_rest():
     x = clustered(3000)
     array = da.from_array(x, chunks=((999, 1, 1500, 500), DIM))
-    data = training_data(ArraySource(array), centres=2, seed=4, train_rows=20, kmeans_rows=40)
+    data = training_data(DaskRows(array), centres=2, seed=4, train_rows=20, kmeans_rows=40)
     rows = {row.tobytes(): number for number, row in enumerate(x)}
     numbers = [rows[row.tobytes()] for row in data.rows[:20]]
     assert numbers == sorted(set(numbers))
     assert len(data.rows) <= 20 + 2 * 2
-    other = training_data(ArraySource(array.rechunk((700, 5)).rechunk({1: -1})), centres=2, seed=4, train_rows=20,
+    other = training_data(DaskRows(array.rechunk((700, 5)).rechunk({1: -1})), centres=2, seed=4, train_rows=20,
                           kmeans_rows=40)  # fmt: skip
     np.testing.assert_array_equal(other.rows[:20], data.rows[:20])
 
@@ -272,12 +291,12 @@ def test_few_chunks_are_alive_at_a_time():
     alive, most = [], [0]
 
     def make(block, block_id):
-        made = clustered(50, seed=block_id[0])
+        made = clustered(400, seed=block_id[0])
         alive.append(weakref.ref(made))
         most[0] = max(most[0], sum(ref() is not None for ref in alive))
         return made
 
-    array = da.zeros((2000, DIM), chunks=(50, DIM), dtype=np.float32).map_blocks(make, dtype=np.float32)
+    array = da.zeros((16_000, DIM), chunks=(400, DIM), dtype=np.float32).map_blocks(make, dtype=np.float32)
     model = quick(random_state=0)
     codes = model.fit(array).transform(array)
     assert most[0] <= 3
@@ -354,7 +373,7 @@ def test_values_beyond_float32_are_refused():
     array = da.from_array(x, chunks=(100, DIM))
     for train_rows in (ROWS, 2):
         with pytest.raises(BadInputError, match="beyond the range of float32; rescale them"):
-            training_data(ArraySource(array), centres=3, seed=0, train_rows=train_rows)
+            training_data(DaskRows(array), centres=3, seed=0, train_rows=train_rows)
     with pytest.raises(BadInputError, match="projection of row 400; "):
         quick().fit(clustered()).transform(array).compute()
 

@@ -20,7 +20,9 @@ from och_dist.kernels.gistlike import gist_rows
 from och_dist.methods.base import TrainingData
 from och_dist.stage import Context
 from och_dist.store.corpus import Corpus, open_corpus
-from och_dist.train.stage import CorpusSource, train, training_data
+from och_dist.train.data import merge_statistics, pilot_of, scan_block, training_data
+from och_dist.train.rows import CorpusRows
+from och_dist.train.stage import train
 
 SEED = 0
 QUERY_ROW = 1 << 40
@@ -186,7 +188,7 @@ class Ground:
 
     def training(self, rows: int) -> TrainingData:
         """Moments, centres and pool of a corpus: what a solver is given."""
-        source = CorpusSource(self.corpus(rows), self.context)
+        source = CorpusRows(self.corpus(rows), self.context)
         return training_data(source, centres=self.sizes.centres, seed=SEED, train_rows=self.sizes.solve_rows)
 
     def scratch(self, name: str) -> Path:
@@ -195,3 +197,9 @@ class Ground:
         shutil.rmtree(path, ignore_errors=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def sum_moments(corpus: Corpus, context: Context) -> None:
+    """One pass over all rows for their moments, without a sample."""
+    source, nothing = CorpusRows(corpus, context), np.arange(0)
+    source.scan(scan_block, merge_statistics, nothing, shared=(pilot_of(source.head(1024)), nothing))

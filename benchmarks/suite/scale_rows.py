@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 
 from benchmarks.suite import bare
-from benchmarks.suite.ground import Ground
+from benchmarks.suite.ground import Ground, sum_moments
 from benchmarks.suite.measure import Figure, Goal, Outcome, peak_memory, take_turns
 from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.cluster.tasks import WINDOW, map_tasks, reduce_tasks
@@ -24,7 +24,6 @@ from och_dist.ingest.stage import ingest
 from och_dist.stage import Context
 from och_dist.store.jobs import Job
 from och_dist.train.stage import train
-from och_dist.train.statistics import scan_corpus
 from och_dist.upkeep.verification import verify
 
 
@@ -78,7 +77,7 @@ def growth_row(ground: Ground) -> Outcome:
         with _new_workers(ground) as client:
             context = Context(client)
             actions: dict[str, Any] = {
-                "moments": lambda corpus=corpus, context=context: scan_corpus(corpus, np.arange(0), context),
+                "moments": lambda corpus=corpus, context=context: sum_moments(corpus, context),
                 "encode": lambda corpus=corpus, context=context: encode(
                     corpus.url, str(ground.scratch("index")), model=model, context=context
                 ),

@@ -13,9 +13,9 @@ import psutil
 from numba import njit
 
 from benchmarks.suite import bare
-from benchmarks.suite.ground import SEED, Ground
+from benchmarks.suite.ground import SEED, Ground, sum_moments
 from benchmarks.suite.measure import Figure, Goal, Outcome, take_turns
-from och_dist.cluster import collections_on
+from och_dist import ITQ
 from och_dist.encode.stage import encode
 from och_dist.evaluate.exact import truth
 from och_dist.evaluate.stage import evaluate
@@ -26,8 +26,9 @@ from och_dist.store.corpus import Corpus
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import open_objects
 from och_dist.train.centres import lloyd, seed_centres
-from och_dist.train.stage import CorpusSource, make_hasher
-from och_dist.train.statistics import pilot_of, scan_corpus
+from och_dist.train.data import merge_statistics, pilot_of, scan_block
+from och_dist.train.rows import CorpusRows
+from och_dist.train.stage import make_hasher
 
 THREADS = 2
 
@@ -83,7 +84,7 @@ def moments_row(ground: Ground) -> Outcome:
 
     outcome.figures = take_turns(
         {
-            "och moments": lambda: scan_corpus(corpus, np.arange(0), ground.context),
+            "och moments": lambda: sum_moments(corpus, ground.context),
             "bare dsyrk": lambda: products(True),
             "bare ssyrk": lambda: products(False),
         },
@@ -100,11 +101,11 @@ def kmeans_row(ground: Ground) -> Outcome:
     """Lloyd rounds from equal seeds: ours, from memory and from the store, faiss.Kmeans, and Dask-ML's own loop."""
     sizes = ground.sizes
     corpus = ground.corpus(sizes.kmeans_rows)
-    source = CorpusSource(corpus, ground.context)
+    source = CorpusRows(corpus, ground.context)
     work = f"{sizes.kmeans_rows:,} x {sizes.dim}, L={sizes.centres}, {sizes.rounds} rounds from equal seeds"
     outcome, rows = Outcome("kmeans", work), corpus.read(0, corpus.rows)
     seeds = seed_centres(rows[: 10 * sizes.centres], sizes.centres, SEED)
-    options: dict[str, Any] = {"max_iter": sizes.rounds, "seed": SEED, "variance": 0.0}
+    options: dict[str, Any] = {"max_iter": sizes.rounds, "variance": 0.0}
     found: dict[str, np.ndarray] = {}
     faiss.omp_set_num_threads(THREADS)
 
@@ -115,8 +116,9 @@ def kmeans_row(ground: Ground) -> Outcome:
         peer.train(rows, init_centroids=seeds)
         found["faiss.Kmeans"] = peer.centroids
 
-    with collections_on(ground.context.client):
-        held = source.scan(np.arange(corpus.rows))[1].persist()  # as training holds its sample
+    with source.dask():
+        every = np.arange(corpus.rows)
+        held = source.scan(scan_block, merge_statistics, every, shared=(pilot_of(rows[:1024]), every))[1]
 
         def run_ours(name: str, array: Any) -> None:
             found[name] = lloyd(array, seeds, **options)
@@ -164,7 +166,7 @@ def solve_row(ground: Ground) -> Outcome:
     params = {"n_centres": sizes.centres} if sizes.dim < 960 else {}
     actions = {
         "OCH": lambda: make_hasher("och", sizes.bits, SEED, params).fit_training(data),
-        "ITQ, from the rows": lambda: make_hasher("itq", sizes.bits, SEED, {}).fit(data.rows),
+        "ITQ, from the rows": lambda: ITQ(sizes.bits, random_state=SEED).fit(data.rows),
         "ITQ, moments given": lambda: make_hasher("itq", sizes.bits, SEED, {}).fit_training(data),
     }
     actions["OCH"]()  # compiles

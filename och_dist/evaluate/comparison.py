@@ -27,7 +27,7 @@ from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
 from och_dist.kernels.packing import code_words, count_ones, unpack_bits
 from och_dist.kernels.ranking import bit_balance, bit_entropy, evaluate_histograms
 from och_dist.kernels.spheres import spherical_histogram, spherical_levels, spherical_pairs
-from och_dist.methods.base import Hasher, one_thread, training_data
+from och_dist.methods.base import Hasher, one_thread
 from och_dist.methods.registry import METHODS, get_method
 from och_dist.stage import Context, Report, Stopwatch, logger
 from och_dist.store import (
@@ -45,7 +45,7 @@ from och_dist.store import (
     unseal,
     write_text,
 )
-from och_dist.train import make_hasher
+from och_dist.train import ArrayRows, make_hasher, training_data
 
 QUERY_BYTES = 32 << 20
 WARM_ROWS = 600
@@ -53,6 +53,8 @@ CENTRES = (100, 200, 300, 400, 600, 800)
 ANCHORS = (10, 20, 40, 80, 160)
 SWEEP_BITS = 64
 SPHERICAL_QUERIES = 500
+TRAINING = 2
+"""Goes up when a change of training makes cells that were computed before no longer comparable."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,10 @@ def _warm(method: str, bits: int, folder: str) -> None:
     """Compile what a method needs before its training is timed."""
     from och_dist.evaluate.splits import get_array
 
-    rows = get_array(LocalObjects(folder), "training.npy")[:WARM_ROWS].astype(np.float32)
+    rows = get_array(LocalObjects(folder), "training.npy")[:WARM_ROWS]
     try:
         hasher = make_hasher(method, bits, 0, {})
-        hasher.fit_training(training_data(rows, n_centres=min(50, hasher.centres_wanted()), seed=0))
+        hasher.fit_training(training_data(ArrayRows(rows), centres=min(50, hasher.centres_wanted()), seed=0))
         hasher.encode_block(rows)
     except OchError:
         logger.debug("no warm-up for %s at %d bits", method, bits)
@@ -106,13 +108,13 @@ def fit_cell(task: FitCell) -> Fitted | str:
     """Train one cell on the training rows of its split; a setting the method refuses comes back as its sentence."""
     cell = task.cell
     _warm(cell.method, cell.bits, task.split.folder)
-    rows = task.split.vectors("training").astype(np.float32)
+    rows = task.split.vectors("training")
     seed = task.seed + cell.repeat
     try:
         hasher = make_hasher(cell.method, cell.bits, seed, cell.params)
         with one_thread():  # one thread's CPU time is then all of it, and k-means does not depend on their number
             start = time.thread_time()
-            data = training_data(rows, n_centres=hasher.centres_wanted(), seed=seed, pool_rows=len(rows))
+            data = training_data(ArrayRows(rows), centres=hasher.centres_wanted(), seed=seed, train_rows=len(rows))
             between = time.thread_time()
             hasher.fit_training(data)
             end = time.thread_time()
@@ -298,10 +300,10 @@ def _cells(methods: Sequence[str], bits: Sequence[int], sweeps: bool, repeat: in
 
 
 def cell_key(protocol: Mapping[str, Any], cell: Cell) -> str:
-    """Where the result of a cell lies: a function of corpus, protocol, method and all parameters, given and default."""
+    """Where the result of a cell lies: a function of training, corpus, protocol, method and all parameters."""
     defaults = get_method(cell.method)(n_bits=cell.bits).get_params(deep=False)
     settings = {name: value for name, value in defaults.items() if name != "random_state"}
-    return sha256(canonical([dict(protocol), cell.to_json(), repr(sorted(settings.items()))]))[:24]
+    return sha256(canonical([TRAINING, dict(protocol), cell.to_json(), repr(sorted(settings.items()))]))[:24]
 
 
 def _run_cells(

@@ -17,7 +17,6 @@ from och_dist.jobs.pipeline import Pipeline
 from och_dist.sources import VectorFile, open_queries, open_sources
 from och_dist.stage import WORKING_BYTES
 from och_dist.store import (
-    canonical,
     done_chunks,
     find_corpus,
     find_index,
@@ -25,7 +24,7 @@ from och_dist.store import (
     open_objects,
     version_numbers,
 )
-from och_dist.train import KMEANS_ROWS_PER_CENTRE, MIN_ROWS, SAMPLE_ROWS, hasher_params, make_hasher
+from och_dist.train import KMEANS_ROWS_PER_CENTRE, MIN_ROWS, SAMPLE_ROWS, make_hasher, other_parameters
 from och_dist.upkeep import gc
 
 
@@ -176,11 +175,11 @@ def _model(params: Params, outlook: Outlook) -> Facts:
     shape, current = outlook.shape(params["corpus"]), find_index(params["index"])
     if shape is None:
         return {"does": OPEN}
-    method, bits, seed = params["method"], params["bits"], params["seed"]
-    wanted = hasher_params(make_hasher(method, bits, seed, params["params"] or {}))
+    named = params["params"] or {}
+    asked = make_hasher(params["method"], params["bits"], params["seed"], named)
     if current is not None:
         model = current.load_model()
-        if (model.method, canonical(model.params)) == (method, canonical(wanted)):
+        if not other_parameters(model, asked, named):
             return _gate(shape.rows - current.rows, params, shape)
     outlook.new_model = True
     why = "there is no model yet" if current is None else "other parameters are asked for"

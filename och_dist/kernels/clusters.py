@@ -11,10 +11,8 @@ from och_dist.errors import BadInputError, ConflictError, UsageError
 from och_dist.kernels.compiled import njit
 from och_dist.kernels.euclidean import squared_distance
 from och_dist.kernels.lloyd import Round, begin_round, bounded, rounding, score_of
-from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
+from och_dist.kernels.moments import check_finite, check_rows
 from och_dist.kernels.project import LANES
-
-ROWS_PER_BLOCK = 1024
 
 NONE = np.int64(-1)
 """Stands for a row number where a cluster has fewer members, or a block fewer far rows, than there is
@@ -30,8 +28,8 @@ LAST_PRIORITY = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 class ClusterStats:
     """What a set of rows tells about L centres in d dimensions.
 
-    ``counts`` (L,) int64, ``sums`` (L, d) float64 and ``inertia`` (sum of squared distances) give the
-    next centres. ``members``: of each cluster the m rows of smallest priority, with
+    ``counts`` (L,) int64, ``inertia``: the sum of squared distances. ``members``: of each cluster the m rows of
+    smallest priority, with
     ``member_rows`` (L, m) int64 (-1: none), ``member_priority`` (L, m) uint64 ascending and ``members``
     (L, m, d) float32. ``far_*``: the f rows farthest from their centres, farthest first, with ``far_rows``
     (f,) int64 (-1: none), ``far_distances`` (f,) float64 squared and ``far_vectors`` (f, d) float32. Ties go
@@ -40,7 +38,6 @@ class ClusterStats:
 
     counts: np.ndarray
     inertia: float
-    sums: np.ndarray
     member_rows: np.ndarray
     member_priority: np.ndarray
     members: np.ndarray
@@ -67,7 +64,6 @@ class ClusterStats:
         return ClusterStats(
             counts=self.counts + other.counts,
             inertia=self.inertia + other.inertia,
-            sums=self.sums + other.sums,
             member_rows=np.take_along_axis(rows, first, axis=1),
             member_priority=np.take_along_axis(priority, first, axis=1),
             members=np.take_along_axis(vectors, first[:, :, None], axis=1),
@@ -127,20 +123,15 @@ def block_clusters(
     if n_members < 0 or n_far < 0:
         raise UsageError(f"n_members={n_members}, n_far={n_far}; expected numbers of at least 0")
     labels, distances = assign(block, centres, first_row=first_row, shared=shared)
-    n_labels, d = centres.shape
-    counts, sums = np.zeros(n_labels, dtype=np.int64), np.zeros((n_labels, d))
-    for start in range(0, block.shape[0], ROWS_PER_BLOCK):
-        step = slice(start, start + ROWS_PER_BLOCK)
-        _add_rows(as_float_rows(block[step]), labels[step], counts, sums)
+    n_labels = len(centres)
     priority = row_priority(first_row + np.arange(block.shape[0]), seed)
     chosen = _first_members(labels, priority, n_labels, n_members)
     far = np.full(n_far, NONE)
     farthest = np.lexsort((np.arange(distances.size), -distances))[:n_far]
     far[: farthest.size] = farthest
     return ClusterStats(
-        counts=counts,
+        counts=np.bincount(labels, minlength=n_labels),
         inertia=float(distances.sum()),
-        sums=sums,
         member_rows=np.where(chosen < 0, NONE, chosen + first_row),
         member_priority=_picked(priority, chosen, LAST_PRIORITY),
         members=_picked(block, chosen, 0).astype(np.float32),
@@ -176,15 +167,6 @@ def _splitmix(state: np.ndarray) -> np.ndarray:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58_476D_1CE4_E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D0_49BB_1331_11EB)
     return z ^ (z >> np.uint64(31))
-
-
-@njit(nogil=True)
-def _add_rows(rows, labels, counts, sums):  # type: ignore[no-untyped-def]
-    for i in range(rows.shape[0]):
-        label = labels[i]
-        counts[label] += 1
-        for j in range(rows.shape[1]):
-            sums[label, j] += np.float64(rows[i, j])
 
 
 @njit(nogil=True)

@@ -68,8 +68,7 @@ def gist_rows(first_row: int, n_rows: int, *, dim: int = 960, seed: int = 0) -> 
     """
     first = _check("first_row", first_row, 0, _WORD * _WORD)
     count = _check("n_rows", n_rows, 0, _WORD * _WORD)
-    seed, dim = _check_world(seed, dim)
-    world = _build_world(seed, dim)
+    world, seed, dim = gist_world(seed, dim), int(seed), int(dim)
     rows = np.empty((count, dim), dtype=np.float32)
     stop = first + count
     for block in range(first // BLOCK_ROWS, -(-stop // BLOCK_ROWS) if count else 0):
@@ -81,11 +80,7 @@ def gist_rows(first_row: int, n_rows: int, *, dim: int = 960, seed: int = 0) -> 
 
 def gist_world(seed: int, dim: int) -> GistWorld:
     """The parameters that all rows of (seed, dim) share; computed once per process."""
-    return _build_world(*_check_world(seed, dim))
-
-
-def _check_world(seed: int, dim: int) -> tuple[int, int]:
-    return _check("seed", seed, 0, _WORD * _WORD), _check("dim", dim, 1, _WORD)
+    return _build_world(_check("seed", seed, 0, _WORD * _WORD), _check("dim", dim, 1, _WORD))
 
 
 def _check(name: str, value: int, low: int, limit: int) -> int:

@@ -18,7 +18,7 @@ from och_dist.errors import BadInputError, IntegrityError
 from och_dist.kernels.anchors import anchor_scores, anchor_shares, encode_anchors, nearest_anchors
 from och_dist.methods.base import Hasher, LearnedArray, Progress, TrainingData, is_integer
 
-__all__ = ["AGH", "divisions", "graph_vectors"]
+__all__ = ["AnchorGraphHashing", "divisions", "graph_vectors"]
 
 _CONNECTED = 1e-3
 """Eigenvalues this close to 1 tell which part of a disconnected graph a row is in, and nothing within it."""
@@ -62,7 +62,7 @@ def divisions(mixtures: csr_array, scores: np.ndarray) -> np.ndarray:
     return cuts
 
 
-class AGH(Hasher):
+class AnchorGraphHashing(Hasher):
     """Anchor Graph Hashing (Liu, Wang, Kumar and Chang 2011), with one or two layers.
 
     Parameters
@@ -88,6 +88,7 @@ class AGH(Hasher):
     """
 
     method: ClassVar[str] = "agh"
+    reported: ClassVar[tuple[str, ...]] = ("n_anchors", "eigenvalues")
     arrays: ClassVar[dict[str, LearnedArray]] = {
         "anchors": LearnedArray(("m", "d")),
         "bandwidth": LearnedArray(("one",), "float64"),
@@ -122,9 +123,8 @@ class AGH(Hasher):
     def check_parameters(self) -> None:
         super().check_parameters()
         if not is_integer(self.n_layers) or self.n_layers not in (1, 2):
-            raise BadInputError(f"n_layers={self.n_layers!r}; use 1 or 2")
-        if not is_integer(self.n_neighbours) or self.n_neighbours < 2:
-            raise BadInputError(f"n_neighbours={self.n_neighbours!r}; use an integer of at least 2")
+            self._refuse("n_layers", "1 or 2")
+        self._check_integers(n_neighbours=2)
         if self.n_layers == 2 and self.n_bits % 2:
             raise BadInputError(f"n_bits={self.n_bits} with n_layers=2; use an even number")
         if not is_integer(self.n_centres) or self.n_centres <= self._n_functions():
@@ -156,6 +156,7 @@ class AGH(Hasher):
             thresholds = divisions(mixtures, anchor_scores(numbers, shares, weights))
             if flat := int((thresholds == 0).all(axis=0).sum()):
                 self.notes_.append(f"{flat} graph functions have no second division: their second bit is constant")
+        self.n_anchors_ = len(anchors)
         self.anchors_, self.bandwidth_ = anchors, np.array([bandwidth])
         self.weights_, self.thresholds_, self.eigenvalues_ = weights, thresholds, values
 
@@ -183,7 +184,6 @@ class AGH(Hasher):
         return anchors, width, numbers, shares
 
     def encode_block(self, block: np.ndarray, *, first_row: int = 0) -> np.ndarray:
-        """Codes of one block (rows, d); ``first_row`` is its global row number, for error messages."""
         return encode_anchors(
             block,
             self.anchors_,
@@ -202,13 +202,6 @@ class AGH(Hasher):
             return scores
         above, below = self.thresholds_
         return np.concatenate([scores, np.where(scores > 0, scores - above, below - scores)], axis=1)
-
-    def info(self) -> dict[str, Any]:
-        """Notes, and for a model trained here the eigenvalues of the graph."""
-        report = super().info()
-        if hasattr(self, "eigenvalues_"):
-            report.update(n_anchors=len(self.anchors_), eigenvalues=self.eigenvalues_.tolist())
-        return report
 
     @classmethod
     def from_state(cls, params: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:

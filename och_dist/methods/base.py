@@ -1,24 +1,18 @@
-"""What every hashing method shares: the training data, the scikit-learn contract, the stored state."""
+"""What every hashing method shares: its parameters, the training data, the stored state."""
 
 from __future__ import annotations
 
+import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, TransformerMixin
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
 from och_dist.errors import BadInputError, IntegrityError, UsageError
-from och_dist.kernels.moments import block_moments
 
 __all__ = [
     "Hasher",
@@ -28,8 +22,8 @@ __all__ = [
     "TrainingData",
     "is_integer",
     "is_number",
+    "one_thread",
     "seed_of",
-    "training_data",
 ]
 
 Progress = Callable[[int, float], None]
@@ -57,6 +51,10 @@ class TrainingData:
     notes: tuple[str, ...] = ()
     """What was reduced on the way, one sentence each."""
 
+    def require_rows(self) -> None:
+        if len(self.rows) == 0:
+            raise BadInputError("the training pool holds no rows; pass at least one")
+
 
 class LearnedArray(NamedTuple):
     """Shape and dtype of a learned array; letters are sizes: ``r`` bits, ``d`` features, others free."""
@@ -69,72 +67,49 @@ def seed_of(random_state: Any) -> int:
     """A seed for ``np.random.default_rng`` from any ``random_state`` scikit-learn takes."""
     if is_integer(random_state) and random_state >= 0:
         return int(random_state)
+    from sklearn.utils import check_random_state
+
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
-def training_data(x: np.ndarray, *, n_centres: int = 0, pool_rows: int = 20_000, seed: int = 0) -> TrainingData:
-    """Training data of an array (n, d) in memory.
-
-    The pool is all rows, or ``pool_rows`` of them drawn at random; ``n_centres`` = 0 asks for no centres.
-    """
-    count = x.shape[0]
-    moments = block_moments(x, x[:1024].mean(axis=0, dtype=np.float64))
-    if count > pool_rows:
-        chosen = np.random.default_rng(seed).choice(count, pool_rows, replace=False)
-        x = x[np.sort(chosen)]
-    with np.errstate(over="ignore"):
-        rows = np.ascontiguousarray(x, dtype=np.float32)
-    if not np.isfinite(rows).all():
-        raise BadInputError("X holds values beyond the range of float32; rescale it")
-    if not n_centres:
-        return TrainingData(count, moments.mean, moments.covariance, rows)
-    centres, labels = _centres(rows, min(n_centres, len(rows)), seed)
-    notes: tuple[str, ...] = ()
-    if len(centres) < n_centres:
-        notes = (f"n_centres reduced from {n_centres} to {len(centres)}: the rows form no more clusters",)
-    return TrainingData(count, moments.mean, moments.covariance, rows, centres, labels, notes)
-
-
-def _centres(rows: np.ndarray, n_centres: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """k-means centres (L, d) and labels (m,); clusters without members are dropped."""
-    # Random seeds: the greedy k-means++ of scikit-learn takes longer than all Lloyd rounds together.
-    model = KMeans(n_centres, init="random", n_init=1, max_iter=10, random_state=seed % 2**32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model.fit(rows)
-    used, labels = np.unique(model.labels_, return_inverse=True)
-    return model.cluster_centers_[used].astype(np.float32), labels.astype(np.int32).reshape(-1)
-
-
-class Hasher(TransformerMixin, BaseEstimator):
+class Hasher:
     """A method that maps vectors (n, d) to packed binary codes (n, ceil(n_bits / 8)).
 
     A subclass names its ``method``, lists its learned arrays in ``arrays`` (attribute ``<name>_``), learns in
-    ``_learn`` and encodes in ``encode_block``.
+    ``_learn`` and encodes in ``encode_block``. As with scikit-learn, ``__init__`` does nothing but store its
+    parameters, and what is learned has a name that ends in an underscore.
     """
 
     method: ClassVar[str]
     arrays: ClassVar[dict[str, LearnedArray]]
+    reported: ClassVar[tuple[str, ...]] = ()
+    """What ``info`` tells of the training: learned attributes, without the underscore."""
+    added: ClassVar[dict[str, Any]] = {}
+    """Parameters that older models do not name, with the values they were trained by."""
 
-    n_bits: int
-    random_state: Any
+    def __init__(self, n_bits: int = 64, *, random_state: Any = 0) -> None:
+        self.n_bits = n_bits
+        self.random_state = random_state
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = []
-        return tags
+    @classmethod
+    def param_names(cls) -> list[str]:
+        """Names of the parameters, sorted."""
+        return sorted(set(inspect.signature(cls.__init__).parameters) - {"self"})
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters by name; ``deep`` is that of scikit-learn, there is nothing below."""
+        return {name: getattr(self, name) for name in self.param_names()}
+
+    def plain_params(self) -> dict[str, Any]:
+        """Parameters as JSON values."""
+        return {name: _plain(value) for name, value in self.get_params(deep=False).items()}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.get_params().items())})"
 
     def centres_wanted(self) -> int:
         """How many k-means centres the method learns from; 0 for none."""
         return 0
-
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Learn from an array (n, d) in memory."""
-        x = self._validated(X, reset=True)
-        self.check_parameters()
-        with one_thread():
-            data = training_data(x, n_centres=self.centres_wanted(), seed=seed_of(self.random_state))
-        return self.fit_training(data)
 
     def fit_training(self, data: TrainingData, *, progress: Progress | None = None) -> Self:
         """Learn from training data; ``progress(step, loss)`` is called by iterative methods."""
@@ -157,13 +132,31 @@ class Hasher(TransformerMixin, BaseEstimator):
         if self.n_bits > MAX_BITS:
             raise BadInputError(f"n_bits={self.n_bits}; use at most {MAX_BITS}")
 
-    def transform(self, X: Any) -> np.ndarray:
-        """Packed codes (n, ceil(n_bits / 8)) uint8: little bit order, pad bits 0."""
-        check_is_fitted(self)
-        return self.encode_block(self._validated(X, reset=False))
+    def _check_integers(self, **least: int) -> None:
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if not is_integer(value) or value < minimum:
+                self._refuse(name, f"an integer of at least {minimum}")
+
+    def _check_above_zero(self, *names: str, or_zero: bool = False) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not is_number(value) or value < 0 or (value == 0 and not or_zero):
+                self._refuse(name, "a number of at least 0" if or_zero else "a number above 0")
+
+    def _check_choice(self, name: str, *choices: str) -> None:
+        if getattr(self, name) not in choices:
+            *others, last = map(repr, choices)
+            self._refuse(name, f"{', '.join(others)} or {last}")
+
+    def _refuse(self, name: str, expected: str) -> NoReturn:
+        raise BadInputError(f"{name}={getattr(self, name)!r}; use {expected}")
 
     def encode_block(self, block: np.ndarray, *, first_row: int = 0) -> np.ndarray:
-        """Codes of one block (rows, d); ``first_row`` is its global row number, for error messages."""
+        """Codes of one block (rows, d), packed in little bit order with pad bits 0, (rows, ceil(n_bits / 8)) uint8.
+
+        ``first_row`` is the global row number of the first one, for error messages.
+        """
         raise NotImplementedError
 
     def query_weights(self, vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -173,7 +166,7 @@ class Hasher(TransformerMixin, BaseEstimator):
         of the query are the magnitudes of its scores, and the asymmetric distance to a stored code is the sum of the
         weights of the bits that differ. All are the same numbers for any batch and on any machine.
         """
-        check_is_fitted(self)
+        self.check_fitted()
         # Imported here so that a method can be trained and inspected without compiling kernels.
         from och_dist.kernels.asymmetric import whole_weights
 
@@ -191,22 +184,22 @@ class Hasher(TransformerMixin, BaseEstimator):
             "rank by Hamming distance instead"
         )
 
-    def _validated(self, X: Any, *, reset: bool) -> np.ndarray:
-        try:
-            return validate_data(self, X, dtype=[np.float32, np.float64], reset=reset)
-        except BadInputError:
-            raise
-        except ValueError as error:
-            raise BadInputError(str(error)) from error
+    def check_fitted(self) -> None:
+        """Raise scikit-learn's error before ``fit``."""
+        if not hasattr(self, "n_bits_"):
+            from sklearn.exceptions import NotFittedError
+
+            raise NotFittedError(f"This {type(self).__name__} instance is not fitted yet; call 'fit' first")
 
     def info(self) -> dict[str, Any]:
         """What is worth knowing about the training, as JSON values; no part of the model's identity."""
-        return {"notes": list(self.notes_)}
+        found = {name: getattr(self, f"{name}_", None) for name in self.reported}
+        return {"notes": list(self.notes_), **{name: _plain(v) for name, v in found.items() if v is not None}}
 
     def to_state(self) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, Any]]:
         """Parameters and information as JSON values, and the learned arrays."""
-        check_is_fitted(self)
-        params = {name: _plain(value) for name, value in self.get_params(deep=False).items()}
+        self.check_fitted()
+        params = self.plain_params()
         params["n_bits"] = self.n_bits_
         if not is_integer(self.random_state):
             params["random_state"] = self.seed_
@@ -222,19 +215,23 @@ class Hasher(TransformerMixin, BaseEstimator):
 
     @classmethod
     def from_state(cls, params: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
-        """The fitted hasher of :meth:`to_state`; anything unexpected is an IntegrityError."""
-        known = set(cls._get_param_names())
-        if odd := sorted(set(params) ^ known):
+        """The fitted hasher of :meth:`to_state`, also of a model from before some parameters; anything unexpected is an
+        IntegrityError."""
+        params = {**cls.added, **params}
+        if odd := sorted(set(params) ^ set(cls.param_names())):
             raise IntegrityError(f"{cls.method} model misses or adds parameters {odd}; train it again")
-        model = cls(**{name: _unfrozen(value) for name, value in params.items()})
+        thawed: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in params.items()}
+        model = cls(**thawed)
         try:
             model.check_parameters()
         except (TypeError, ValueError) as error:
             raise IntegrityError(f"{cls.method} model has impossible parameters: {error}") from error
-        sizes = _check_layout(cls.method, _layout(arrays), cls.arrays, {"r": int(model.n_bits)})
-        _check_finite(cls.method, arrays)
-        for name in cls.arrays:
-            setattr(model, f"{name}_", np.ascontiguousarray(arrays[name]))
+        layout = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
+        sizes = _check_layout(cls.method, layout, cls.arrays, {"r": int(model.n_bits)})
+        for name, array in arrays.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise IntegrityError(f"array {name} of the {cls.method} model is not finite; train it again")
+            setattr(model, f"{name}_", np.ascontiguousarray(array))
         model.n_features_in_ = sizes["d"]
         model.n_bits_ = int(model.n_bits)
         model.notes_ = []
@@ -259,7 +256,6 @@ class LinearHasher(Hasher):
     offsets_: np.ndarray
 
     def encode_block(self, block: np.ndarray, *, first_row: int = 0) -> np.ndarray:
-        """Codes of one block (rows, d); ``first_row`` is its global row number, for error messages."""
         # Imported here so that a method can be trained and inspected without compiling the encoder.
         from och_dist.kernels.project import encode_linear
 
@@ -296,20 +292,14 @@ def is_number(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A parameter as JSON has it."""
+    """A parameter, or something learned, as JSON has it."""
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
-
-
-def _unfrozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _layout(arrays: Mapping[str, np.ndarray]) -> dict[str, Layout]:
-    return {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
 
 
 def _check_layout(
@@ -332,9 +322,3 @@ def _check_layout(
                     f"array {name} of the {method} model has shape {shape}; expected {letter} = {sizes[letter]}"
                 )
     return sizes
-
-
-def _check_finite(method: str, arrays: Mapping[str, np.ndarray]) -> None:
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise IntegrityError(f"array {name} of the {method} model is not finite; train it again")

@@ -10,17 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import islice
-from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from och_dist.errors import BadInputError
 from och_dist.kernels.stiefel import polar, residual
-from och_dist.methods.base import LinearHasher, Progress, TrainingData, is_integer
+from och_dist.methods.base import LinearHasher, Progress, TrainingData
 from och_dist.methods.itq import axes_for_bits
 
-__all__ = ["IsoHash"]
+__all__ = ["IsotropicHashing"]
 
 Solver = Literal["lift-projection", "gradient-flow", "givens"]
 
@@ -30,7 +28,7 @@ _HALVINGS = 40
 _GROWTH = 1.5
 
 
-class IsoHash(LinearHasher):
+class IsotropicHashing(LinearHasher):
     """Isotropic hashing.
 
     Parameters
@@ -61,6 +59,7 @@ class IsoHash(LinearHasher):
     """
 
     method: ClassVar[str] = "isohash"
+    reported: ClassVar[tuple[str, ...]] = ("n_iter", "loss_curve", "deviation", "manifold_residual")
 
     def __init__(
         self,
@@ -79,13 +78,9 @@ class IsoHash(LinearHasher):
 
     def check_parameters(self) -> None:
         super().check_parameters()
-        if self.solver not in ("lift-projection", "gradient-flow", "givens"):
-            raise BadInputError(f"solver={self.solver!r}; use 'lift-projection', 'gradient-flow' or 'givens'")
-        if not (is_integer(self.max_iter) and self.max_iter >= 0):
-            raise BadInputError(f"max_iter={self.max_iter!r}; use an integer of at least 0")
-        is_number = isinstance(self.tol, Real) and not isinstance(self.tol, bool) and math.isfinite(self.tol)
-        if not (is_number and self.tol > 0):
-            raise BadInputError(f"tol={self.tol!r}; use a number above 0")
+        self._check_choice("solver", "lift-projection", "gradient-flow", "givens")
+        self._check_integers(max_iter=0)
+        self._check_above_zero("tol")
 
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         r = int(self.n_bits)
@@ -119,18 +114,6 @@ class IsoHash(LinearHasher):
             "finished with plane rotations"
         )
         return _givens(spectrum, rotation)
-
-    def info(self) -> dict[str, Any]:
-        """Notes, and for a model trained here the deviation after each step and at the end."""
-        report = super().info()
-        if hasattr(self, "rotation_"):
-            report.update(
-                n_iter=self.n_iter_,
-                loss_curve=self.loss_curve_,
-                deviation=self.deviation_,
-                manifold_residual=self.manifold_residual_,
-            )
-        return report
 
 
 def _rotated(spectrum: np.ndarray, rotation: np.ndarray) -> np.ndarray:

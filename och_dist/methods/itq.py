@@ -14,10 +14,10 @@ import numpy as np
 
 from och_dist.errors import BadInputError
 from och_dist.kernels.stiefel import polar, residual
-from och_dist.methods.base import LinearHasher, Progress, TrainingData, is_integer
+from och_dist.methods.base import LinearHasher, Progress, TrainingData
 from och_dist.methods.och import principal_axes
 
-__all__ = ["ITQ", "axes_for_bits"]
+__all__ = ["IterativeQuantization", "axes_for_bits"]
 
 _BLOCK_ROWS = 2048
 
@@ -38,7 +38,7 @@ def axes_for_bits(data: TrainingData, n_bits: int) -> tuple[np.ndarray, np.ndarr
     return values, axes
 
 
-class ITQ(LinearHasher):
+class IterativeQuantization(LinearHasher):
     """Iterative quantization.
 
     Parameters
@@ -65,6 +65,7 @@ class ITQ(LinearHasher):
     """
 
     method: ClassVar[str] = "itq"
+    reported: ClassVar[tuple[str, ...]] = ("n_iter", "loss_curve", "manifold_residual")
 
     def __init__(self, n_bits: int = 64, *, max_iter: int = 50, random_state: Any = 0) -> None:
         self.n_bits = n_bits
@@ -73,13 +74,11 @@ class ITQ(LinearHasher):
 
     def check_parameters(self) -> None:
         super().check_parameters()
-        if not (is_integer(self.max_iter) and self.max_iter >= 0):
-            raise BadInputError(f"max_iter={self.max_iter!r}; use an integer of at least 0")
+        self._check_integers(max_iter=0)
 
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
+        data.require_rows()
         r, n_rows = int(self.n_bits), len(data.rows)
-        if n_rows == 0:
-            raise BadInputError("the training pool holds no rows; pass at least one")
         values, axes = axes_for_bits(data, r)
         if n_rows < r:
             self.notes_.append(f"{n_rows} rows in the pool for {r} bits: the rotation stays partly arbitrary")
@@ -106,13 +105,6 @@ class ITQ(LinearHasher):
             if np.array_equal(rotation, before):
                 break
         return rotation
-
-    def info(self) -> dict[str, Any]:
-        """Notes, and for a model trained here the loss of each round."""
-        report = super().info()
-        if hasattr(self, "rotation_"):
-            report.update(n_iter=self.n_iter_, loss_curve=self.loss_curve_, manifold_residual=self.manifold_residual_)
-        return report
 
 
 def _projected(data: TrainingData, axes: np.ndarray) -> np.ndarray:

@@ -7,16 +7,16 @@ are centred first: an angle about a far-away origin tells little.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from och_dist.methods.base import LinearHasher, Progress, TrainingData
 
-__all__ = ["LSH"]
+__all__ = ["LocalitySensitiveHashing"]
 
 
-class LSH(LinearHasher):
+class LocalitySensitiveHashing(LinearHasher):
     """Signs of random projections of the centred rows.
 
     Parameters
@@ -35,10 +35,6 @@ class LSH(LinearHasher):
     """
 
     method: ClassVar[str] = "lsh"
-
-    def __init__(self, n_bits: int = 64, *, random_state: Any = 0) -> None:
-        self.n_bits = n_bits
-        self.random_state = random_state
 
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         r = int(self.n_bits)

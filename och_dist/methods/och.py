@@ -9,8 +9,7 @@ cost does not depend on the corpus' size.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NoReturn, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from scipy.linalg import eigh
@@ -18,22 +17,17 @@ from scipy.linalg import eigh
 from och_dist.errors import BadInputError
 from och_dist.kernels.ordinal import ordinal_loss_and_gradient
 from och_dist.kernels.stiefel import balanced, polar, residual, retract, tangent
-from och_dist.methods.base import LinearHasher, Progress, TrainingData, is_integer, is_number
+from och_dist.methods.base import LinearHasher, Progress, TrainingData, is_number
 from och_dist.methods.och_pool import Pool, Sampler, nearest_centres
 
-__all__ = ["OCH", "default_components", "principal_axes"]
+__all__ = ["OrdinalConstraintHashing", "default_components", "principal_axes"]
 
 _COMPONENTS = ((32, 20), (64, 24), (128, 32), (256, 40), (512, 48))
 _MOST_COMPONENTS = 64
 _ORDER_AXES = 64
 
-_LEAST = {"n_centres": 1, "n_components": 1, "n_members": 1, "n_landmarks": 1, "n_anchors": 1, "max_iter": 0}
-
 # Step of the free frame along its balanced momentum, which is longer than one of a unit gradient, per learning rate.
 _BALANCED_STEP = 0.375
-
-# Parameters that older models do not name, with the values they were trained by.
-_ADDED_PARAMETERS = {"member_shares": "equal", "orthogonal": True}
 
 # The anchor itself, one near, one far.
 _FEWEST_LANDMARKS = 3
@@ -63,7 +57,7 @@ def principal_axes(data: TrainingData, n_components: int) -> tuple[np.ndarray, n
     return values[:rank], np.ascontiguousarray(axes * np.sign(largest))
 
 
-class OCH(LinearHasher):
+class OrdinalConstraintHashing(LinearHasher):
     """Ordinal Constraint Hashing.
 
     Parameters
@@ -117,6 +111,8 @@ class OCH(LinearHasher):
     """
 
     method: ClassVar[str] = "och"
+    reported: ClassVar[tuple[str, ...]] = ("n_components", "n_iter", "loss_curve", "manifold_residual")
+    added: ClassVar[dict[str, Any]] = {"member_shares": "equal", "orthogonal": True}
 
     def __init__(
         self,
@@ -163,14 +159,11 @@ class OCH(LinearHasher):
 
     def check_parameters(self) -> None:
         super().check_parameters()
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if not (name == "n_components" and value is None) and not (is_integer(value) and value >= least):
-                self._refuse(name, f"an integer of at least {least}")
-        if self.landmarks not in ("members", "centres", "rows"):
-            self._refuse("landmarks", "'members', 'centres' or 'rows'")
-        if self.member_shares not in ("proportional", "equal"):
-            self._refuse("member_shares", "'proportional' or 'equal'")
+        self._check_integers(n_centres=1, n_members=1, n_landmarks=1, n_anchors=1, max_iter=0)
+        if self.n_components is not None:
+            self._check_integers(n_components=1)
+        self._check_choice("landmarks", "members", "centres", "rows")
+        self._check_choice("member_shares", "proportional", "equal")
         for name in ("offsets", "orthogonal"):
             if not isinstance(getattr(self, name), (bool, np.bool_)):
                 self._refuse(name, "True or False")
@@ -180,18 +173,13 @@ class OCH(LinearHasher):
             self._refuse("cross_weight", "a number from 0 to 1")
         if not (is_number(self.momentum) and 0 <= self.momentum < 1):
             self._refuse("momentum", "a number from 0 to below 1")
-        if not (is_number(self.learning_rate) and self.learning_rate > 0):
-            self._refuse("learning_rate", "a number above 0")
+        self._check_above_zero("learning_rate")
         pair = isinstance(self.gain, (tuple, list)) and len(self.gain) == 2
         if not (pair and all(is_number(value) and value > 0 for value in self.gain)):
             self._refuse("gain", "two numbers above 0")
 
-    def _refuse(self, name: str, expected: str) -> NoReturn:
-        raise BadInputError(f"{name}={getattr(self, name)!r}; use {expected}")
-
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
-        if len(data.rows) == 0:
-            raise BadInputError("the training pool holds no rows; pass at least one")
+        data.require_rows()
         rng = np.random.default_rng(self.seed_)
         wanted = int(self.n_components or default_components(self.n_bits))
         values, axes = principal_axes(data, max(wanted, _ORDER_AXES))
@@ -285,25 +273,6 @@ class OCH(LinearHasher):
     def _near_count(self, n_landmarks: int) -> int:
         """Size of the near set: one landmark may be the anchor itself, and one must be left as far."""
         return min(max(2, round(self.near_fraction * n_landmarks)), n_landmarks - 2)
-
-    @classmethod
-    def from_state(cls, params: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
-        """The fitted hasher of :meth:`to_state`, also of a model from before some parameters."""
-        known = cls._get_param_names()
-        added = {name: value for name, value in _ADDED_PARAMETERS.items() if name in known}
-        return super().from_state({**added, **params}, arrays)
-
-    def info(self) -> dict[str, Any]:
-        """Notes, and for a model trained here the loss of each step and the shape of the solution."""
-        report = super().info()
-        if hasattr(self, "rotation_"):
-            report.update(
-                n_components=self.n_components_,
-                n_iter=self.n_iter_,
-                loss_curve=self.loss_curve_,
-                manifold_residual=self.manifold_residual_,
-            )
-        return report
 
 
 def _of_unit_rms(frame: np.ndarray, variances: np.ndarray) -> np.ndarray:

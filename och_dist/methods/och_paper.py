@@ -1,4 +1,4 @@
-"""OCH by the letter of the paper, for comparison: what :class:`~och_dist.methods.och.OCH` was before its changes."""
+"""OCH by the letter of the paper, for comparison: what :mod:`och_dist.methods.och` was before its changes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, ClassVar
 import numpy as np
 
 from och_dist.errors import BadInputError
-from och_dist.methods.base import TrainingData, is_integer
-from och_dist.methods.och import OCH
+from och_dist.methods.base import TrainingData
+from och_dist.methods.och import OrdinalConstraintHashing
 
-__all__ = ["OCHPaper"]
+__all__ = ["PrintedOrdinalConstraintHashing"]
 
 
-class OCHPaper(OCH):
+class PrintedOrdinalConstraintHashing(OrdinalConstraintHashing):
     """Ordinal Constraint Hashing as printed: relations among the k-means centres alone.
 
     The centres are landmarks and anchors alike, hyperplanes pass through the mean (no offsets), the gain inside tanh is
     1 from the first step to the last, and no relation crosses anchors. The paper's vectors are normalised, it does not
     say how: here the rms projection is 1. The loss falls while codes of 128 bits get worse than those of 64: a few
-    hundred centres are too few to learn from. The optimiser is that of :class:`OCH`.
+    hundred centres are too few to learn from. The optimiser is that of OCH.
 
     Parameters
     ----------
@@ -42,12 +42,13 @@ class OCHPaper(OCH):
     Attributes
     ----------
     mean_, projection_, offsets_, components_, rotation_
-        As in :class:`OCH`; the offsets are zero.
+        As in OCH; the offsets are zero.
     n_components_, n_iter_, loss_curve_, manifold_residual_, notes_
-        As in :class:`OCH`.
+        As in OCH.
     """
 
     method: ClassVar[str] = "och-paper"
+    added: ClassVar[dict[str, Any]] = {}
 
     # What the paper leaves no choice of: no parameters here.
     orthogonal = True
@@ -85,10 +86,7 @@ class OCHPaper(OCH):
 
     def check_parameters(self) -> None:
         super().check_parameters()
-        for name in ("n_components", "n_near"):
-            value = getattr(self, name)
-            if not is_integer(value) or value < 1:
-                raise BadInputError(f"{name}={value!r}; use an integer of at least 1")
+        self._check_integers(n_components=1, n_near=1)
 
     def _sampler(self, data: TrainingData) -> Any:
         if data.centres is None or len(data.centres) == 0:

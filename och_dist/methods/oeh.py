@@ -14,18 +14,16 @@ import numpy as np
 from och_dist.errors import BadInputError
 from och_dist.kernels.embedding import embedding_loss_and_gradient, penalty_and_gradient
 from och_dist.kernels.ordinal import near_sets
-from och_dist.methods.base import LinearHasher, Progress, TrainingData, is_integer, is_number
+from och_dist.methods.base import LinearHasher, Progress, TrainingData
 from och_dist.methods.och import principal_axes
 
-__all__ = ["OEH"]
-
-_LEAST = {"n_centres": 1, "n_components": 1, "n_near": 1, "max_iter": 0}
+__all__ = ["OrdinalEmbeddingHashing"]
 
 # The anchor itself, one near, one far.
 _FEWEST_CENTRES = 3
 
 
-class OEH(LinearHasher):
+class OrdinalEmbeddingHashing(LinearHasher):
     """Ordinal Embedding Hashing (Liu, Ji, Wu and Liu 2016), with the gradient of its loss as it should be.
 
     Parameters
@@ -57,6 +55,7 @@ class OEH(LinearHasher):
     """
 
     method: ClassVar[str] = "oeh"
+    reported: ClassVar[tuple[str, ...]] = ("n_components", "n_iter", "loss_curve", "penalty")
 
     def __init__(
         self,
@@ -87,15 +86,9 @@ class OEH(LinearHasher):
 
     def check_parameters(self) -> None:
         super().check_parameters()
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if not is_integer(value) or value < least:
-                raise BadInputError(f"{name}={value!r}; use an integer of at least {least}")
-        for name in ("margin", "penalty"):
-            if not is_number(getattr(self, name)) or getattr(self, name) < 0:
-                raise BadInputError(f"{name}={getattr(self, name)!r}; use a number of at least 0")
-        if not is_number(self.learning_rate) or self.learning_rate <= 0:
-            raise BadInputError(f"learning_rate={self.learning_rate!r}; use a number above 0")
+        self._check_integers(n_centres=1, n_components=1, n_near=1, max_iter=0)
+        self._check_above_zero("margin", "penalty", or_zero=True)
+        self._check_above_zero("learning_rate")
 
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         rng = np.random.default_rng(self.seed_)
@@ -155,18 +148,6 @@ class OEH(LinearHasher):
         """The step along the penalty's gradient, shortened where it would overshoot, as at 1,000 bits and more."""
         largest = float(np.linalg.norm(weights, 2)) ** 2
         return min(float(self.learning_rate) * float(self.penalty), 1.0 / max(largest, 1.0))
-
-    def info(self) -> dict[str, Any]:
-        """Notes, and for a model trained here the loss of each step."""
-        report = super().info()
-        if hasattr(self, "loss_curve_"):
-            report.update(
-                n_components=self.n_components_,
-                n_iter=self.n_iter_,
-                loss_curve=self.loss_curve_,
-                penalty=self.penalty_,
-            )
-        return report
 
 
 def _centred(data: TrainingData, scale: float) -> np.ndarray:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from och_dist.methods.base import LinearHasher, Progress, TrainingData
-from och_dist.methods.och import OCH
+from och_dist.methods.och import OrdinalConstraintHashing
 
-__all__ = ["PCAFrame"]
+__all__ = ["RandomFrame"]
 
 
-class PCAFrame(LinearHasher):
+class RandomFrame(LinearHasher):
     """Signs of a random tight frame on the leading principal axes, the model of ``OCH(max_iter=0)``.
 
     Parameters
@@ -37,6 +37,7 @@ class PCAFrame(LinearHasher):
     """
 
     method: ClassVar[str] = "pca-frame"
+    reported: ClassVar[tuple[str, ...]] = ("n_components", "manifold_residual")
 
     def __init__(self, n_bits: int = 64, *, n_components: int | None = None, random_state: Any = 0) -> None:
         self.n_bits = n_bits
@@ -46,8 +47,8 @@ class PCAFrame(LinearHasher):
     def check_parameters(self) -> None:
         self._untrained(0).check_parameters()
 
-    def _untrained(self, seed: int) -> OCH:
-        return OCH(self.n_bits, n_components=self.n_components, max_iter=0, random_state=seed)
+    def _untrained(self, seed: int) -> OrdinalConstraintHashing:
+        return OrdinalConstraintHashing(self.n_bits, n_components=self.n_components, max_iter=0, random_state=seed)
 
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         frame = self._untrained(self.seed_).fit_training(data)
@@ -55,10 +56,3 @@ class PCAFrame(LinearHasher):
         self.components_, self.rotation_ = frame.components_, frame.rotation_
         self.n_components_, self.manifold_residual_ = frame.n_components_, frame.manifold_residual_
         self.mean_, self.projection_, self.offsets_ = frame.mean_, frame.projection_, frame.offsets_
-
-    def info(self) -> dict[str, Any]:
-        """Notes, and for a model trained here the shape of the frame."""
-        report = super().info()
-        if hasattr(self, "rotation_"):
-            report.update(n_components=self.n_components_, manifold_residual=self.manifold_residual_)
-        return report

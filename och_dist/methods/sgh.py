@@ -16,16 +16,16 @@ import numpy as np
 from scipy.linalg import cholesky, eigh, eigvalsh, solve_triangular
 
 from och_dist.errors import BadInputError, IntegrityError
-from och_dist.methods.base import Hasher, LearnedArray, Progress, TrainingData, is_integer
+from och_dist.methods.base import Hasher, LearnedArray, Progress, TrainingData
 
-__all__ = ["SGH", "graph_factor"]
+__all__ = ["ScalableGraphHashing", "graph_factor"]
 
 _BLOCK_ROWS = 1024
 _RIDGE = 1e-6
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
-class SGH(Hasher):
+class ScalableGraphHashing(Hasher):
     """Scalable Graph Hashing.
 
     Parameters
@@ -50,6 +50,7 @@ class SGH(Hasher):
     """
 
     method: ClassVar[str] = "sgh"
+    reported: ClassVar[tuple[str, ...]] = ("n_iter", "loss_curve", "eigenvalue_curve")
     arrays: ClassVar[dict[str, LearnedArray]] = {
         "mean": LearnedArray(("d",)),
         "bases": LearnedArray(("m", "d")),
@@ -72,15 +73,11 @@ class SGH(Hasher):
 
     def check_parameters(self) -> None:
         super().check_parameters()
-        for name, least in (("n_bases", 1), ("n_sweeps", 0)):
-            value = getattr(self, name)
-            if not (is_integer(value) and value >= least):
-                raise BadInputError(f"{name}={value!r}; use an integer of at least {least}")
+        self._check_integers(n_bases=1, n_sweeps=0)
         if self.n_bits > self.n_bases:
             raise BadInputError(f"n_bits={self.n_bits} with n_bases={self.n_bases}; use at least one base for each bit")
 
     def encode_block(self, block: np.ndarray, *, first_row: int = 0) -> np.ndarray:
-        """Codes of one block (rows, d); ``first_row`` is its global row number, for error messages."""
         # Imported here so that a method can be inspected without compiling the encoder.
         from och_dist.kernels.gaussian import encode_gaussian
 
@@ -95,8 +92,7 @@ class SGH(Hasher):
         return gaussian_scores(vectors, *model)
 
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
-        if len(data.rows) == 0:
-            raise BadInputError("the training pool holds no rows; pass at least one")
+        data.require_rows()
         rng = np.random.default_rng(self.seed_)
         self.mean_ = data.mean.astype(np.float32)
         unit = _unit_rows(data.rows, self.mean_)
@@ -167,18 +163,6 @@ class SGH(Hasher):
             f"n_bits={self.n_bits} but the kernel features of the rows (n_samples={n}, n_features={d}) "
             f"have rank {rank}; use no more bits than that, or rows that differ more"
         )
-
-    def info(self) -> dict[str, Any]:
-        """Notes, and for a model trained here the rest of the graph and the largest eigenvalue of each step."""
-        report = super().info()
-        if hasattr(self, "loss_curve_"):
-            report.update(
-                n_iter=self.n_iter_,
-                loss_curve=self.loss_curve_,
-                eigenvalue_curve=self.eigenvalue_curve_,
-                bandwidth=float(self.bandwidth_[0]),
-            )
-        return report
 
     @classmethod
     def from_state(cls, params: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:

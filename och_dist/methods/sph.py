@@ -7,19 +7,19 @@ pairwise independent. Pivots that share more push each other apart, those that s
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
 from och_dist.errors import BadInputError
-from och_dist.methods.base import Hasher, LearnedArray, Progress, TrainingData, is_integer, is_number
+from och_dist.methods.base import Hasher, LearnedArray, Progress, TrainingData
 
-__all__ = ["SpH"]
+__all__ = ["SphericalHashing"]
 
 _BLOCK_ROWS = 2048
 
 
-class SpH(Hasher):
+class SphericalHashing(Hasher):
     """Spherical Hashing, with plain Hamming distance between codes.
 
     The method's own distance, which counts the spheres two rows share, is in ``och_dist.kernels.spheres``.
@@ -48,6 +48,7 @@ class SpH(Hasher):
     """
 
     method: ClassVar[str] = "sph"
+    reported: ClassVar[tuple[str, ...]] = ("n_iter", "converged", "loss_curve", "std_curve")
     arrays: ClassVar[dict[str, LearnedArray]] = {
         "pivots": LearnedArray(("r", "d")),
         "squared_radii": LearnedArray(("r",), "float64"),
@@ -75,20 +76,10 @@ class SpH(Hasher):
 
     def check_parameters(self) -> None:
         super().check_parameters()
-        for name, least in (("n_seed_rows", 1), ("max_iter", 0)):
-            value = getattr(self, name)
-            if not (is_integer(value) and value >= least):
-                self._refuse(name, f"an integer of at least {least}")
-        for name in ("mean_tolerance", "std_tolerance"):
-            value = getattr(self, name)
-            if not (is_number(value) and value >= 0):
-                self._refuse(name, "a number of at least 0")
-
-    def _refuse(self, name: str, expected: str) -> NoReturn:
-        raise BadInputError(f"{name}={getattr(self, name)!r}; use {expected}")
+        self._check_integers(n_seed_rows=1, max_iter=0)
+        self._check_above_zero("mean_tolerance", "std_tolerance", or_zero=True)
 
     def encode_block(self, block: np.ndarray, *, first_row: int = 0) -> np.ndarray:
-        """Codes of one block (rows, d); ``first_row`` is its global row number, for error messages."""
         # Imported here so that a method can be inspected without compiling the encoder.
         from och_dist.kernels.spheres import encode_spheres
 
@@ -103,9 +94,8 @@ class SpH(Hasher):
     def _learn(self, data: TrainingData, progress: Progress | None) -> None:
         from och_dist.kernels.spheres import nth_distances
 
+        data.require_rows()
         n = len(data.rows)
-        if n == 0:
-            raise BadInputError("the training pool holds no rows; pass at least one")
         # In units of the rms distance from the mean, float32 neither overflows nor underflows.
         scale = math.sqrt(float(np.trace(data.covariance)))
         if scale <= np.finfo(np.float32).tiny:
@@ -153,18 +143,6 @@ class SpH(Hasher):
                 f"max_iter={self.max_iter}"
             )
         return pivots
-
-    def info(self) -> dict[str, Any]:
-        """Notes, and for a model trained here how even the overlaps of the spheres were in each round."""
-        report = super().info()
-        if hasattr(self, "loss_curve_"):
-            report.update(
-                n_iter=self.n_iter_,
-                converged=self.converged_,
-                loss_curve=self.loss_curve_,
-                std_curve=self.std_curve_,
-            )
-        return report
 
 
 def _half(n: int) -> int:

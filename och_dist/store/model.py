@@ -18,7 +18,7 @@ import numpy as np
 
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.methods.base import Hasher
-from och_dist.methods.registry import METHODS, model_from_state
+from och_dist.methods.registry import METHODS, get_method, model_from_state
 from och_dist.store.manifest import canonical, read_document, seal, sha256, unseal
 from och_dist.store.objects import Objects, open_objects
 
@@ -119,7 +119,7 @@ def load_model(objects: Objects, address: str) -> Model:
     if method not in METHODS:
         raise BadInputError(f"{where} is of method {method!r}; this version knows {', '.join(METHODS)}")
     stated = {name: _stated(address, name, entry) for name, entry in listed.items()}
-    METHODS[method].check_layout(params, stated)  # before anything is read or allocated
+    get_method(method).check_layout(params, stated)  # before anything is read or allocated
     arrays = {name: _load_array(objects, address, name, stated[name], listed[name]["sha256"]) for name in stated}
     data = read_document(objects, f"{address}/provenance.json")
     provenance = {} if data is None else unseal(data, f"{where}, provenance.json")

@@ -1,27 +1,22 @@
-"""Corpus -> model: statistics, centres, solver; and whether a model still fits."""
+"""Rows -> model: the one training, for arrays and corpora; and whether a model still fits."""
 
 from __future__ import annotations
 
-from och_dist.train.centres import cluster_block, merge_clusters
+from och_dist.train.data import KMEANS_ROWS_PER_CENTRE, training_data
 from och_dist.train.drift import MIN_ROWS, SAMPLE_ROWS
-from och_dist.train.drift_gate import renew
-from och_dist.train.stage import KMEANS_ROWS_PER_CENTRE, hasher_params, make_hasher, train, training_data
-from och_dist.train.statistics import PILOT_ROWS, Statistics, merge_statistics, pilot_of, scan_block
+from och_dist.train.drift_gate import other_parameters, renew
+from och_dist.train.rows import ArrayRows, DaskRows
+from och_dist.train.stage import make_hasher, train
 
 __all__ = [
     "KMEANS_ROWS_PER_CENTRE",
     "MIN_ROWS",
-    "PILOT_ROWS",
     "SAMPLE_ROWS",
-    "Statistics",
-    "cluster_block",
-    "hasher_params",
+    "ArrayRows",
+    "DaskRows",
     "make_hasher",
-    "merge_clusters",
-    "merge_statistics",
-    "pilot_of",
+    "other_parameters",
     "renew",
-    "scan_block",
     "train",
     "training_data",
 ]

@@ -20,7 +20,7 @@ from och_dist.kernels.packing import count_ones
 from och_dist.methods.base import Hasher
 from och_dist.stage import Context, require_room
 from och_dist.store import Corpus, CorpusRef, Model, Objects, model_objects, model_on_worker, seal, unseal
-from och_dist.train.statistics import draw_rows
+from och_dist.train.data import draw_rows
 
 SAMPLE_ROWS = 8_192
 SAMPLE_CHUNKS = 32
@@ -32,7 +32,7 @@ TINY = 1e-150
 
 
 @dataclass(frozen=True)
-class Sample:
+class BitSample:
     """What a model makes of ``rows`` rows: per bit the set bits, the sums of |score| and of its square, all (r,)."""
 
     rows: int
@@ -40,8 +40,8 @@ class Sample:
     margins: np.ndarray
     squares: np.ndarray
 
-    def merge(self, other: Sample) -> Sample:
-        return Sample(
+    def merge(self, other: BitSample) -> BitSample:
+        return BitSample(
             self.rows + other.rows,
             self.ones + other.ones,
             self.margins + other.margins,
@@ -52,7 +52,7 @@ class Sample:
         return {"rows": self.rows, **{name: getattr(self, name).tolist() for name in ("ones", "margins", "squares")}}
 
     @classmethod
-    def from_json(cls, body: dict[str, Any], bits: int, where: str) -> Sample:
+    def from_json(cls, body: dict[str, Any], bits: int, where: str) -> BitSample:
         try:
             found = cls(
                 int(body["rows"]),
@@ -67,11 +67,11 @@ class Sample:
         return found
 
 
-def sample_block(hasher: Hasher, block: np.ndarray, *, first_row: int = 0) -> Sample:
+def sample_block(hasher: Hasher, block: np.ndarray, *, first_row: int = 0) -> BitSample:
     """Statistics of all rows of a block (n, d)."""
     codes = hasher.encode_block(block, first_row=first_row)  # refuses rows that are not finite
     scores = np.abs(hasher.query_scores(block))
-    return Sample(len(block), count_ones(codes, int(hasher.n_bits)), scores.sum(axis=0), (scores**2).sum(axis=0))
+    return BitSample(len(block), count_ones(codes, int(hasher.n_bits)), scores.sum(axis=0), (scores**2).sum(axis=0))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Shift:
         return self.balance > max_balance or self.margin > max_margin
 
 
-def shift_between(trained: Sample, new: Sample) -> Shift:
+def shift_between(trained: BitSample, new: BitSample) -> Shift:
     """0 and about 0 for two samples of the same rows, whatever their sizes are."""
     chance = 1 / trained.rows + 1 / new.rows
     pooled = (trained.ones + new.ones) / (trained.rows + new.rows)
@@ -119,12 +119,12 @@ class SampleRows:
     rows: np.ndarray
 
 
-def sample_rows(task: SampleRows) -> Sample:
+def sample_rows(task: SampleRows) -> BitSample:
     hasher = model_on_worker(task.models, task.model)
     return sample_block(hasher, task.corpus.open().read_at(task.rows), first_row=int(task.rows[0]))
 
 
-def sample_range(corpus: Corpus, models: str, model: str, start: int, stop: int, context: Context) -> Sample:
+def sample_range(corpus: Corpus, models: str, model: str, start: int, stop: int, context: Context) -> BitSample:
     """Statistics of some of the rows [start, stop), from at most 32 chunks that lie evenly in them."""
     require_room(corpus, context, "a look at the new rows")
     tasks = [SampleRows(corpus.ref, models, model, rows) for rows in choose_rows(corpus, start, stop)]
@@ -136,7 +136,7 @@ def sample_range(corpus: Corpus, models: str, model: str, start: int, stop: int,
         advance=context.progress("drift", sum(len(task.rows) for task in tasks)),
         weight=lambda task: len(task.rows),
     )
-    return reduce(Sample.merge, parts)
+    return reduce(BitSample.merge, parts)
 
 
 def choose_rows(corpus: Corpus, start: int, stop: int) -> Sequence[np.ndarray]:
@@ -154,7 +154,7 @@ def sample_key(model: str) -> str:
     return f"{model}/sample.json"
 
 
-def training_sample(corpus: Corpus, index: str, model: Model, rows: int, context: Context) -> Sample:
+def training_sample(corpus: Corpus, index: str, model: Model, rows: int, context: Context) -> BitSample:
     """Statistics of the first ``rows`` rows, which the model was trained on; made once and kept beside the model."""
     store = model_objects(index)
     if (known := _stored(store, model)) is not None:
@@ -165,10 +165,10 @@ def training_sample(corpus: Corpus, index: str, model: Model, rows: int, context
     return _stored(store, model) or found
 
 
-def _stored(store: Objects, model: Model) -> Sample | None:
+def _stored(store: Objects, model: Model) -> BitSample | None:
     key = sample_key(model.address)
     data = store.read(key)
     if data is None:
         return None
     where = f"{store.url}/{key}"
-    return Sample.from_json(unseal(data, where), model.n_bits, where)
+    return BitSample.from_json(unseal(data, where), model.n_bits, where)

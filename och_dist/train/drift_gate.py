@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from och_dist.errors import DriftError, IntegrityError
+from och_dist.methods.base import Hasher
 from och_dist.options import Option, Seed, checked
 from och_dist.stage import Context, Report, Status, Stopwatch, logger
-from och_dist.store import Corpus, Index, Model, canonical, find_index, model_objects, open_corpus
+from och_dist.store import Corpus, Index, Model, find_index, model_objects, open_corpus
+from och_dist.train.data import KMEANS_ROUNDS, TRAIN_ROWS
 from och_dist.train.drift import (
     MAX_BALANCE_SHIFT,
     MAX_MARGIN_SHIFT,
@@ -19,20 +22,7 @@ from och_dist.train.drift import (
     shift_between,
     training_sample,
 )
-from och_dist.train.stage import (
-    KMEANS_ROUNDS,
-    TRAIN_ROWS,
-    Bits,
-    KmeansRounds,
-    KmeansRows,
-    Method,
-    Models,
-    Params,
-    TrainRows,
-    hasher_params,
-    make_hasher,
-    train,
-)
+from och_dist.train.stage import Bits, KmeansRounds, KmeansRows, Method, Models, Params, TrainRows, make_hasher, train
 
 OnDrift = Literal["stop", "retrain", "accept"]
 MaxShift = Annotated[float, Option("The largest difference that is no drift.", above=0)]
@@ -69,19 +59,19 @@ def renew(
 ) -> Report:
     """The model that the rows of ``corpus`` are to be encoded with for the next version of ``index``.
 
-    That is the model of its newest version, unless there is none, or it was made with other parameters than these, or
-    the rows that are new differ too much from those it was trained on and ``on_drift`` says 'retrain': then a model is
-    trained on the whole corpus and kept in ``models``. With 'stop' such rows raise :class:`DriftError`, with 'accept'
-    the difference is only reported.
+    That is the model of its newest version, unless there is none, or it was made with other parameters than those given
+    here (what ``params`` does not name may be as it was), or the rows that are new differ too much from those it was
+    trained on and ``on_drift`` says 'retrain': then a model is trained on the whole corpus and kept in ``models``. With
+    'stop' such rows raise :class:`DriftError`, with 'accept' the difference is only reported.
     """
     watch, context = Stopwatch("model"), context or Context()
     gate = Gate(on_drift, max_balance_shift, max_margin_shift)
-    wanted = hasher_params(make_hasher(method, bits, seed, params or {}))
+    asked = make_hasher(method, bits, seed, params or {})
     opened, current = open_corpus(corpus), find_index(index)
     facts: dict[str, Any] = {"why": "there is no model yet"}
     if current is not None:
         model = current.load_model()
-        if (model.method, canonical(model.params)) != (method, canonical(wanted)):
+        if other_parameters(model, asked, params or {}):
             facts["why"] = "other parameters are asked for"
         else:
             facts = look_at_new_rows(opened, current, model, gate, context)
@@ -103,6 +93,18 @@ def renew(
         context=context,
     )
     return watch.report(report.status, **report.facts, trained=True, **facts)
+
+
+def other_parameters(model: Model, asked: Hasher, named: Iterable[str]) -> list[str]:
+    """Which of the parameters ``named`` (and method, bits and seed) are ``asked`` for and not those of a model.
+
+    Only what is named counts: a default that changes, or a parameter that a later release adds, makes no model stale.
+    Where a model is older than a parameter that is named, it was made with the parameter's old value.
+    """
+    if model.method != asked.method:
+        return ["method"]
+    made, wanted = {**asked.added, **model.params}, asked.plain_params()
+    return [name for name in ("n_bits", "random_state", *named) if name not in made or made[name] != wanted[name]]
 
 
 def look_at_new_rows(corpus: Corpus, index: Index, model: Model, gate: Gate, context: Context) -> dict[str, Any]:

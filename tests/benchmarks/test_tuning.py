@@ -68,7 +68,7 @@ def test_a_score_is_that_of_the_dumbest_ranking(tuning: ModuleType, vectors: np.
     problem = tuning.held_out(vectors, seed=0, **SMALL)
     score = tuning.measure(problem, "lsh", 20, {})
     model = make_hasher("lsh", 20, 0, {}).fit_training(problem.training(0))
-    codes = [unpack_bits(model.transform(rows), 20).astype(int) for rows in (problem.queries, problem.database)]
+    codes = [unpack_bits(model.encode_block(rows), 20).astype(int) for rows in (problem.queries, problem.database)]
     hamming = np.abs(codes[0][:, None] - codes[1][None]).sum(axis=2)
     true = ((problem.queries[:, None].astype(float) - problem.database[None]) ** 2).sum(axis=2)
     near = np.zeros_like(hamming, dtype=bool)

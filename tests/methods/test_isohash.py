@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from scipy.stats import ortho_group
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from och_dist import IsoHash
 from och_dist.errors import BadInputError
 from och_dist.kernels.stiefel import polar
 from och_dist.methods import isohash
-from och_dist.methods.base import TrainingData, training_data
-from och_dist.methods.isohash import IsoHash
+from och_dist.methods.base import TrainingData
 from tests.support.linear_checks import (
     check_codes_are_signs,
     check_determinism,
@@ -23,6 +23,7 @@ from tests.support.linear_checks import (
     check_state,
     clustered,
     real_map,
+    training_data,
 )
 
 SOLVERS = ("lift-projection", "gradient-flow", "givens")

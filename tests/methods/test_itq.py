@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from och_dist import ITQ
 from och_dist.errors import BadInputError
-from och_dist.methods.base import TrainingData, training_data
-from och_dist.methods.itq import ITQ, axes_for_bits
+from och_dist.methods.base import TrainingData
+from och_dist.methods.itq import axes_for_bits
 from tests.support.linear_checks import (
     check_codes_are_signs,
     check_determinism,
@@ -20,6 +21,7 @@ from tests.support.linear_checks import (
     clustered,
     real_map,
     real_rows,
+    training_data,
 )
 
 
@@ -114,7 +116,7 @@ def test_quantisation_loss_against_faiss(n_bits, d):
 
 def test_axes_come_from_the_moments_and_the_rotation_from_the_pool():
     x = clustered(4000)
-    whole, part = training_data(x), training_data(x, pool_rows=300, seed=1)
+    whole, part = training_data(x), training_data(x, train_rows=300, seed=1)
     models = [ITQ(12).fit_training(data) for data in (whole, part)]
     np.testing.assert_array_equal(models[0].components_, models[1].components_)
     assert not np.allclose(models[0].rotation_, models[1].rotation_)
@@ -125,7 +127,7 @@ def test_axes_come_from_the_moments_and_the_rotation_from_the_pool():
 
 
 def test_a_pool_smaller_than_the_code_is_noted():
-    data = training_data(clustered(400), pool_rows=5)
+    data = training_data(clustered(400), train_rows=5)
     model = ITQ(12).fit_training(data)
     assert model.notes_ == ["5 rows in the pool for 12 bits: the rotation stays partly arbitrary"]
     assert model.manifold_residual_ < 1e-12

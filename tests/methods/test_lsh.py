@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from och_dist import LSH
 from och_dist.errors import BadInputError
 from och_dist.methods.base import TrainingData
-from och_dist.methods.lsh import LSH
 from tests.support.linear_checks import (
     check_codes_are_signs,
     check_determinism,

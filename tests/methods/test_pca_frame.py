@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from och_dist import OCH, PCAFrame
 from och_dist.errors import BadInputError
-from och_dist.methods.och import OCH, default_components
-from och_dist.methods.pca_frame import PCAFrame
+from och_dist.methods.och import default_components
 from tests.support.linear_checks import (
     check_codes_are_signs,
     check_determinism,

@@ -14,10 +14,11 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from och_dist.errors import BadInputError, NonFiniteError, UsageError
+from och_dist.estimators import DaskAware
 from och_dist.kernels.asymmetric import weighted_top_k
 from och_dist.methods.base import Hasher
-from och_dist.methods.registry import METHODS, get_method
-from tests.support.linear_checks import bits_of, clustered, real_rows
+from och_dist.methods.registry import METHODS
+from tests.support.linear_checks import bits_of, clustered, estimator, real_rows
 
 OPTIONS: dict[str, dict] = {
     "och": {"n_centres": 20, "max_iter": 5},
@@ -52,7 +53,7 @@ def rows():
 @pytest.fixture(scope="module")
 def models(rows):
     """Fitted models by name, and a method without scores is none of them."""
-    return {name: get_method(name.split()[0])(14, **OPTIONS.get(name, {})).fit(rows) for name in NAMES}
+    return {name: estimator(name.split()[0])(14, **OPTIONS.get(name, {})).fit(rows) for name in NAMES}
 
 
 def scores_of(name, model, x):
@@ -151,7 +152,7 @@ def test_unusable_vectors_are_refused(models, rows, name):
 
 
 def test_methods_without_scores_and_unfitted_ones_are_refused(rows):
-    class Parity(Hasher):
+    class Parity(DaskAware, Hasher):
         method = "parity"
         arrays = {}  # noqa: RUF012
 
@@ -168,7 +169,7 @@ def test_methods_without_scores_and_unfitted_ones_are_refused(rows):
     with pytest.raises(UsageError, match=r"method parity has no real-valued scores; .*: rank by Hamming distance"):
         Parity().fit(rows).query_weights(rows)
     with pytest.raises(NotFittedError):
-        get_method("lsh")().query_weights(rows)
+        estimator("lsh")().query_weights(rows)
 
 
 def test_a_query_at_the_mean_is_at_distance_zero_from_all_codes(models, rows):
@@ -185,7 +186,7 @@ def test_a_query_at_the_mean_is_at_distance_zero_from_all_codes(models, rows):
 def test_real_descriptors_are_ranked_better_than_by_hamming_distance(method, least):
     """Precision among the first 200; measured gains in mean average precision are 20 to 35 % at 64 bits."""
     base, queries, truth = real_rows()
-    model = get_method(method)(64).fit(base[:4000])
+    model = estimator(method)(64).fit(base[:4000])
     codes, weights, _ = model.query_weights(queries)
     stored = model.encode_block(base)
     _, asymmetric = weighted_top_k(codes, weights, stored, 200)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from och_dist import OCH
 from och_dist.errors import BadInputError, ConflictError, IntegrityError
-from och_dist.methods.och import OCH
 from och_dist.store.arrays import chunk_key, stored_chunk
 from och_dist.store.index import (
     CodeChunk,

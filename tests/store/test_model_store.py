@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from och_dist import OCH
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.methods.base import Hasher
-from och_dist.methods.och import OCH
 from och_dist.store.manifest import canonical, sha256
 from och_dist.store.model import (
     check_expected,

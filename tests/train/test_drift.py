@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import open_objects
 from och_dist.train import drift
 from och_dist.train import drift_gate as renew
-from och_dist.train.drift import MIN_ROWS, Sample, choose_rows, sample_block, sample_range, shift_between
-from och_dist.train.stage import train
+from och_dist.train.drift import MIN_ROWS, BitSample, choose_rows, sample_block, sample_range, shift_between
+from och_dist.train.drift_gate import other_parameters
+from och_dist.train.stage import make_hasher, train
 from tests.support.stage_data import BITS, PARAMS, clustered, corpus_of
 
 NIGHT = 1_000
@@ -31,7 +33,7 @@ def hasher_of(model: str) -> Any:
     return load_model(open_objects(folder), address).hasher
 
 
-def same(left: Sample, right: Sample) -> bool:
+def same(left: BitSample, right: BitSample) -> bool:
     return left.rows == right.rows and all(
         np.allclose(getattr(left, name), getattr(right, name), rtol=1e-12) for name in ("ones", "margins", "squares")
     )
@@ -49,9 +51,9 @@ def test_a_sample_is_what_it_says(model: str, vectors: np.ndarray) -> None:
     np.testing.assert_allclose(found.margins, np.abs(scores).sum(axis=0), rtol=1e-4)
     np.testing.assert_allclose(found.squares, (scores**2).sum(axis=0), rtol=1e-4)
     parts = [sample_block(hasher, part) for part in np.array_split(vectors, 7)]
-    assert same(reduce(Sample.merge, parts), found)
+    assert same(reduce(BitSample.merge, parts), found)
     assert same(reduce(lambda a, b: b.merge(a), parts), found)
-    assert same(Sample.from_json(found.to_json(), BITS, "here"), found)
+    assert same(BitSample.from_json(found.to_json(), BITS, "here"), found)
 
 
 @pytest.mark.parametrize("method", ["itq", "agh", "sph", "sgh"])  # each kind of score once
@@ -59,7 +61,7 @@ def test_methods_have_both_statistics(method: str, corpus: str, vectors: np.ndar
     """12 bits, which all of them can give."""
     hasher = hasher_of(train(corpus, str(tmp_path), method=method, bits=12).facts["model"])
     half = sample_block(hasher, vectors[::2]), sample_block(hasher, vectors[1::2])
-    far = sample_block(hasher, vectors[::2] * 2 - 3)
+    far = sample_block(hasher, vectors[::2] * 2 + 3)
     assert (half[0].margins > 0).all()
     close, wide = shift_between(*half), shift_between(half[1], far)
     assert max(close.balance, close.margin) < 0.1 < max(wide.balance, wide.margin)
@@ -70,10 +72,10 @@ def test_chance_is_taken_off() -> None:
     random = np.random.default_rng(0)
     share, bits = random.uniform(0.2, 0.8, 64), 64
 
-    def draw(rows: int, move: float = 0.0, scale: float = 1.0) -> Sample:
+    def draw(rows: int, move: float = 0.0, scale: float = 1.0) -> BitSample:
         margins = np.abs(random.normal(size=(rows, bits))) * scale
         ones = random.random((rows, bits)) < share + move
-        return Sample(rows, ones.sum(axis=0), margins.sum(axis=0), (margins**2).sum(axis=0))
+        return BitSample(rows, ones.sum(axis=0), margins.sum(axis=0), (margins**2).sum(axis=0))
 
     trained = draw(8_000)
     for rows in (500, 4_000):
@@ -89,17 +91,17 @@ def test_chance_is_taken_off() -> None:
 
 
 def test_bits_that_never_change() -> None:
-    constant = Sample(100, np.zeros(8, np.int64), np.zeros(8), np.zeros(8))
+    constant = BitSample(100, np.zeros(8, np.int64), np.zeros(8), np.zeros(8))
     with np.errstate(all="raise"):
         assert shift_between(constant, constant) == drift.Shift(0.0, 0.0)
-    assert shift_between(constant, Sample(100, np.full(8, 100), np.ones(8), np.ones(8))).balance > 0.9
+    assert shift_between(constant, BitSample(100, np.full(8, 100), np.ones(8), np.ones(8))).balance > 0.9
 
 
 @pytest.mark.parametrize("edit", [{"rows": 0}, {"ones": [1]}, {"margins": "x"}, {"squares": None}])
 def test_statistics_that_are_none(edit: dict[str, Any]) -> None:
     body = {"rows": 1, "ones": [1, 1], "margins": [0.1, 0.1], "squares": [0.1, 0.1], **edit}
     with pytest.raises(IntegrityError, match="here holds no statistics of training"):
-        Sample.from_json(body, 2, "here")
+        BitSample.from_json(body, 2, "here")
 
 
 def test_which_rows_are_looked_at(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,6 +170,27 @@ def test_no_new_rows_are_not_looked_at(place: Place, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(renew, "sample_range", None)
     report = place.renew()
     assert (report.status, report.facts["trained"], report.facts["why"]) == ("nothing to do", False, "no new rows")
+
+
+def test_a_parameter_that_is_not_named_makes_no_model_stale(place: Place) -> None:
+    assert place.renew(params={}).facts["why"] == "no new rows"
+    assert place.renew(params={"max_iter": PARAMS["max_iter"] + 1}).facts["why"] == "other parameters are asked for"
+    assert place.renew(bits=BITS + 8).facts["why"] == "other parameters are asked for"
+
+
+def test_a_model_older_than_a_parameter_has_its_old_value(place: Place) -> None:
+    model = open_version(place.index).load_model()
+    newer = ("member_shares", "orthogonal", "gain")  # the last has no old value on record
+    old = replace(model, params={name: value for name, value in model.params.items() if name not in newer})
+
+    def others(**params: Any) -> list[str]:
+        return other_parameters(old, make_hasher("och", BITS, 0, {**PARAMS, **params}), {**PARAMS, **params})
+
+    assert others() == others(member_shares="equal", orthogonal=True) == []
+    assert others(member_shares="proportional") == ["member_shares"]
+    assert others(gain=[1.5, 4.0]) == ["gain"]
+    assert other_parameters(model, make_hasher("och", BITS, 0, {"gain": [1.5, 4]}), ["gain"]) == []
+    assert other_parameters(model, make_hasher("itq", BITS, 0, {}), []) == ["method"]
 
 
 def test_rows_like_those_of_training(place: Place) -> None:

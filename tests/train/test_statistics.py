@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from och_dist.errors import NonFiniteError
 from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
-from och_dist.train.statistics import draw_rows, scan_corpus
+from och_dist.train.data import draw_rows, merge_statistics, pilot_of, scan_block
+from och_dist.train.rows import CorpusRows
 from tests.support.stage_data import clustered, corpus_of
 
 ROWS = 120
@@ -21,8 +22,12 @@ CHUNKINGS = {"one row short": 119, "exact": 40, "uneven": 37, "single": 120, "ro
 
 
 def scanned(url: str, sample: np.ndarray) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
-    moments, blocks = scan_corpus(open_corpus(url), sample, Context())
-    return moments.mean, moments.covariance, moments.count, np.concatenate(blocks)
+    source = CorpusRows(open_corpus(url), Context())
+    with source.dask():
+        statistics, rows = source.scan(scan_block, merge_statistics, sample, shared=(pilot_of(source.head(50)), sample))
+        statistics.check(source)
+        moments = statistics.moments.total()
+        return moments.mean, moments.covariance, moments.count, np.asarray(rows)
 
 
 @pytest.mark.parametrize("chunk_rows", CHUNKINGS.values(), ids=CHUNKINGS.keys())
