@@ -16,17 +16,17 @@ from collections.abc import Callable
 import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.kernels.asymmetric_scan import (
+from och_dist.kernels.asymmetric_numba import (
     LARGEST_LEVEL,
-    PLANES,
     QUERY_TILE,
     fill_tables,
     measure_pairs,
     scan_spherical,
     scan_weighted,
 )
-from och_dist.kernels.hamming import GROUP, SAMPLE_STRIDE, CodeBlock, lay_out
-from och_dist.kernels.packing import code_words, pack_bits
+from och_dist.kernels.code_vectors import PLANES
+from och_dist.kernels.hamming import SAMPLE_STRIDE, CodeBlock, lay_out, live_bits, rows_to_scan, scan_words
+from och_dist.kernels.packing import check_padding, pack_bits
 from och_dist.kernels.spheres import MOST_LEVEL_BITS
 
 __all__ = ["spherical_top_k", "weighted_pairs", "weighted_top_k", "whole_weights"]
@@ -86,9 +86,9 @@ def weighted_top_k(
     that count; all without it.
     """
     block = _laid_out(block, weights.shape[-1] if n_bits is None else n_bits)
-    _check_queries(queries, block.n_bits)
+    words = scan_words(queries, block.n_bits)
     _check_weights(weights, len(queries), block.n_bits)
-    words, (masks, steps) = _words(queries, block), _bound_masks(weights, block)
+    masks, steps = _bound_masks(weights)
     codes, weights = np.ascontiguousarray(queries), np.ascontiguousarray(weights, dtype=np.int64)
 
     def scan(some: np.ndarray, *rest: object) -> None:
@@ -110,7 +110,7 @@ def weighted_pairs(queries: np.ndarray, weights: np.ndarray, codes: np.ndarray) 
             "candidates, bytes): gather the codes of each query's candidates"
         )
     n_bits = int(weights.shape[-1])
-    _check_queries(queries, n_bits)
+    check_padding(queries, n_bits, "queries")
     _check_weights(weights, len(queries), n_bits)
     distances = np.empty(codes.shape[:2], dtype=np.int64)
     for start in range(0, len(codes), QUERY_TILE):
@@ -142,8 +142,7 @@ def spherical_top_k(
     block = _laid_out(block, n_bits)
     if block.n_bits > MOST_LEVEL_BITS:
         raise UsageError(f"n_bits={block.n_bits}; expected at most {MOST_LEVEL_BITS} bits for spherical distances")
-    _check_queries(queries, block.n_bits)
-    words = _words(queries, block)
+    words = scan_words(queries, block.n_bits)
 
     def scan(some: np.ndarray, *rest: object) -> None:
         scan_spherical(words[some], *rest)
@@ -165,18 +164,11 @@ class _Search:
     ) -> None:
         if k < 0:
             raise UsageError(f"k={k}; expected a number of neighbours of at least 0")
-        for name, values in (("row_numbers", numbers), ("live", live)):
-            if values is not None and values.shape != (block.n,):
-                raise UsageError(f"{name} has shape {values.shape}; expected one entry for each of {block.n} codes")
-        if live is not None and live.dtype != bool:
-            raise UsageError(f"live is {live.dtype}; expected bool, True for the rows that count")
-        n_live = block.n if live is None else int(np.count_nonzero(live))
-        if live is not None and GATHER_COST * n_live < n_queries * (block.n - n_live):
-            kept = np.flatnonzero(live)
-            block, live, numbers = block.take(kept), None, kept + first_row if numbers is None else numbers[kept]
-        self.block, self.live, self.n_live = block, live, n_live
-        self.first_row, self.row_numbers = first_row, numbers
-        self.n_queries, self.width = n_queries, min(int(k), n_live)
+        self.block, self.live, self.row_numbers, self.n_live = rows_to_scan(
+            block, first_row, numbers, live, n_queries, GATHER_COST
+        )
+        self.first_row = first_row
+        self.n_queries, self.width = n_queries, min(int(k), self.n_live)
 
     def run(self, scan: Scan, no_limit: np.int64 | np.float64) -> Neighbours:
         """``scan(queries, groups, live bits, k, limits, distances, rows, found)`` over all rows, twice if need be."""
@@ -184,7 +176,7 @@ class _Search:
         rows = np.empty(distances.shape, dtype=np.int64)
         if not distances.size:
             return distances, rows
-        bits = _live_bits(self.block.n, self.live)
+        bits = live_bits(self.block.n, self.live)
         limits = self._expected_limits(scan, no_limit)
         again = np.arange(self.n_queries)
         while again.size:
@@ -198,7 +190,7 @@ class _Search:
         order = np.argsort(distances, axis=1, kind="stable")
         distances, rows = np.take_along_axis(distances, order, axis=1), np.take_along_axis(rows, order, axis=1)
         if self.row_numbers is not None:
-            return distances, self.row_numbers[rows].astype(np.int64, copy=False)
+            return distances, self.row_numbers[rows]
         return distances, rows + self.first_row
 
     def _expected_limits(self, scan: Scan, no_limit: np.int64 | np.float64) -> np.ndarray:
@@ -208,7 +200,7 @@ class _Search:
             return limits
         expected = self.width / SAMPLE_STRIDE
         rank = int(np.ceil(expected + SAFETY * np.sqrt(expected))) + 1
-        bits = _live_bits(-(-block.n // SAMPLE_STRIDE), None if self.live is None else self.live[::SAMPLE_STRIDE])
+        bits = live_bits(-(-block.n // SAMPLE_STRIDE), None if self.live is None else self.live[::SAMPLE_STRIDE])
         distances = np.zeros((self.n_queries, rank), dtype=no_limit.dtype)
         rows, found = np.empty(distances.shape, dtype=np.int64), np.empty(self.n_queries, dtype=np.int64)
         scan(np.arange(self.n_queries), block.sample, bits, rank, limits, distances, rows, found)
@@ -227,17 +219,6 @@ def _laid_out(block: CodeBlock | np.ndarray, n_bits: int | None) -> CodeBlock:
     return block
 
 
-def _check_queries(queries: np.ndarray, n_bits: int) -> None:
-    n_bytes = -(-n_bits // 8)
-    if n_bits < 1 or queries.ndim != 2 or queries.dtype != np.uint8 or queries.shape[1] != n_bytes:
-        raise BadInputError(
-            f"queries are {queries.dtype} of shape {queries.shape}; expected uint8 (queries, {n_bytes}) for {n_bits} "
-            "bits: encode them with the model of the codes"
-        )
-    if n_bits % 8 and (queries[:, -1] >> (n_bits % 8)).any():
-        raise BadInputError(f"queries have bits set beyond bit {n_bits}; expected zero padding: encode them again")
-
-
 def _check_weights(weights: np.ndarray, n_queries: int, n_bits: int) -> None:
     if weights.shape != (n_queries, n_bits) or weights.dtype.kind not in "iu":
         raise BadInputError(
@@ -248,12 +229,7 @@ def _check_weights(weights: np.ndarray, n_queries: int, n_bits: int) -> None:
         raise BadInputError("weights are below 0 or add up to 2**32 or more; use query_weights of the model")
 
 
-def _words(codes: np.ndarray, block: CodeBlock) -> np.ndarray:
-    """Packed ``codes`` (q, bytes) as contiguous words of the type of the block's."""
-    return np.ascontiguousarray(code_words(codes), dtype=block.groups.dtype)
-
-
-def _bound_masks(weights: np.ndarray, block: CodeBlock) -> tuple[np.ndarray, np.ndarray]:
+def _bound_masks(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Masks (q, PLANES, w) and steps (q,) int64 of weights rounded down.
 
     A weight is at least its step times the sum of 2**p over the planes p whose mask holds its bit.
@@ -261,17 +237,5 @@ def _bound_masks(weights: np.ndarray, block: CodeBlock) -> tuple[np.ndarray, np.
     mean = weights.mean(axis=1, dtype=np.float64)
     steps = np.maximum(1, np.ceil(CLIP / LARGEST_LEVEL * mean)).astype(np.int64)
     levels = np.minimum(weights // steps[:, None], LARGEST_LEVEL).astype(np.uint8)
-    planes = [_words(pack_bits((levels >> plane & 1) > 0), block) for plane in range(PLANES)]
+    planes = [scan_words(pack_bits((levels >> plane & 1) > 0), weights.shape[1]) for plane in range(PLANES)]
     return np.stack(planes, axis=1), steps
-
-
-def _live_bits(n: int, live: np.ndarray | None) -> np.ndarray:
-    """One uint64 for each group of 64 of n rows; rows beyond the last are dead."""
-    if live is None:
-        bits = np.full(-(-n // GROUP), ~np.uint64(0))
-        if n % GROUP:
-            bits[-1] = (1 << n % GROUP) - 1
-        return bits
-    flags = np.zeros(8 * -(-n // GROUP), dtype=np.uint8)
-    flags[: -(-n // 8)] = np.packbits(live, bitorder="little")
-    return flags.view(np.uint64)

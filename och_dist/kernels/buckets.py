@@ -19,8 +19,8 @@ from math import comb, inf, log2
 
 import numpy as np
 
-from och_dist.errors import BadInputError, IntegrityError, UsageError
-from och_dist.kernels.bucket_scan import (
+from och_dist.errors import IntegrityError, UsageError
+from och_dist.kernels.buckets_numba import (
     ROW_BITS,
     TableArrays,
     fill_table,
@@ -28,7 +28,8 @@ from och_dist.kernels.bucket_scan import (
     sort_rows,
     substring_values,
 )
-from och_dist.kernels.hamming import CodeBlock, hamming_radius, hamming_top_k
+from och_dist.kernels.hamming import CodeBlock, aligned, hamming_radius, hamming_top_k, rows_to_scan, scan_words
+from och_dist.kernels.packing import check_padding
 
 MAX_SUBSTRING_BITS = 24
 """A table of 24 bits has 64 MB of offsets."""
@@ -40,7 +41,6 @@ MAX_ROWS = 1 << ROW_BITS
 ALLOWANCE = 1.0
 """What a query may spend on tables, in flat scans, before it is scanned flat: no query costs more than about two."""
 
-ALIGNMENT = 64
 NO_LIVE = np.ones(0, dtype=np.bool_)
 
 
@@ -156,17 +156,17 @@ class BucketTables:
         """
         if k < 0:
             raise UsageError(f"k={k}; expected a number of neighbours of at least 0")
-        self._check_numbers(row_numbers)
+        n_live = rows_to_scan(self.block, first_row, row_numbers, live, 0)[3]
         bounds = np.full(len(queries), self.n_bits, np.int64)
         if limits is not None:
             if limits.shape != bounds.shape:
                 raise UsageError(f"limits have shape {limits.shape}; expected one for each of {len(queries)} queries")
             bounds = np.clip(np.asarray(limits, np.int64), -1, self.n_bits)
-        width = min(int(k), self._live_rows(live))
+        width = min(int(k), n_live)
         shape = (len(queries), width)
         distances, rows = np.full(shape, self.n_bits + 1, np.int32), np.full(shape, -1, np.int64)
         if not distances.size:
-            query_words(queries, self.block)
+            check_padding(queries, self.n_bits, "queries")
             return distances, rows
         keys, indptr, finished, _ = self.search(queries, width, bounds, live=live, allowance=allowance)
         filled = np.arange(width) < np.diff(indptr)[:, None]
@@ -198,10 +198,9 @@ class BucketTables:
         """The same as ``hamming_radius`` of the block, bit for bit; ``allowance`` as in :meth:`top_k`."""
         if radius < 0:
             raise UsageError(f"radius={radius}; expected a distance of at least 0")
-        self._check_numbers(row_numbers)
+        n_live = rows_to_scan(self.block, first_row, row_numbers, live, 0)[3]
         bounds = np.full(len(queries), min(int(radius), self.n_bits), np.int64)
-        wanted = max(1, self._live_rows(live))
-        keys, indptr, finished, _ = self.search(queries, wanted, bounds, live=live, allowance=allowance)
+        keys, indptr, finished, _ = self.search(queries, max(1, n_live), bounds, live=live, allowance=allowance)
         distances = (keys >> ROW_BITS).astype(np.int32)
         rows = _numbered(keys & (MAX_ROWS - 1), first_row, row_numbers)
         if finished.all():
@@ -223,20 +222,12 @@ class BucketTables:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Keys, indptr (q + 1,), finished (q,) and work (q, 3): look-ups, groups, matches; see
         ``search_tables``."""
-        words = query_words(queries, self.block)
-        if live is not None and (live.shape != (self.n,) or live.dtype != bool):
-            raise UsageError(f"live is {live.dtype} {live.shape}; expected one bool for each of {self.n} codes")
-        budget = inf if allowance is None else allowance * COSTS.of_scan(self.n_bits, self._live_rows(live))
+        words = np.array(scan_words(queries, self.n_bits))  # writable, or all would be compiled a second time
+        n_live = self.n if live is None else int(np.count_nonzero(live))
+        budget = inf if allowance is None else allowance * COSTS.of_scan(self.n_bits, n_live)
         costs = np.array([COSTS.lookup, COSTS.of_group(self.n_bits), COSTS.match, budget])
         flags = NO_LIVE if live is None else np.ascontiguousarray(live)
         return search_tables(words, self.arrays, wanted, np.ascontiguousarray(bounds, np.int64), flags, costs)
-
-    def _check_numbers(self, row_numbers: np.ndarray | None) -> None:
-        if row_numbers is not None and row_numbers.shape != (self.n,):
-            raise UsageError(f"row_numbers has shape {row_numbers.shape}; expected one for each of {self.n} codes")
-
-    def _live_rows(self, live: np.ndarray | None) -> int:
-        return self.n if live is None else int(np.count_nonzero(live))
 
 
 def make_tables(block: CodeBlock, count: int | None = None) -> BucketTables:
@@ -259,7 +250,7 @@ def join_tables(block: CodeBlock, rows: list[np.ndarray], offsets: list[np.ndarr
     longest = 1 << int(widths[0])
     table_rows = np.empty((len(rows), block.n), np.uint32)
     table_offsets = np.full((len(rows), longest + 1), block.n, np.uint32)
-    groups = _aligned((len(rows), *block.groups.shape), block.groups.dtype)
+    groups = aligned((len(rows), *block.groups.shape), block.groups.dtype)
     for a, (own_rows, own_offsets) in enumerate(zip(rows, offsets, strict=True)):
         _check_table(own_rows, own_offsets, block.n, 1 << int(widths[a]))
         table_rows[a] = own_rows
@@ -282,24 +273,6 @@ def table_bytes(n_bits: int, n: int, count: int) -> int:
     """Memory of the tables of n codes, beside their block."""
     longest = -(-n_bits // count)
     return count * (-(-n // 64) * 64 * code_bytes(n_bits) + 4 * n + 4 * ((1 << longest) + 1))
-
-
-def query_words(queries: np.ndarray, block: CodeBlock) -> np.ndarray:
-    """Packed ``queries`` (q, bytes) as words (q, w) like those of ``block``."""
-    n_bytes = -(-block.n_bits // 8)
-    if queries.ndim != 2 or queries.dtype != np.uint8 or queries.shape[1] != n_bytes:
-        raise BadInputError(
-            f"queries are {queries.dtype} of shape {queries.shape}; expected uint8 (rows, {n_bytes}) for "
-            f"{block.n_bits} bits: encode both with one model"
-        )
-    if block.n_bits % 8 and (queries[:, -1] >> (block.n_bits % 8)).any():
-        raise BadInputError(
-            f"some queries have bits set beyond bit {block.n_bits}; expected codes padded with zeros: "
-            "encode both with one model"
-        )
-    words = np.zeros((len(queries), block.groups.shape[1]), block.groups.dtype)
-    words.view(np.uint8)[:, :n_bytes] = queries
-    return words
 
 
 def _check_table(rows: np.ndarray, offsets: np.ndarray, n: int, values: int) -> None:
@@ -326,11 +299,3 @@ def _interleave(
     counts[late] = late_counts
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     return indptr, np.concatenate([found[1], scanned[1]])[order], np.concatenate([found[2], scanned[2]])[order]
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Like numpy.empty, beginning at a cache line."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)

@@ -15,9 +15,9 @@ import numpy as np
 
 from och_dist.errors import UsageError
 from och_dist.kernels.candidates import Candidates, gather_nearest, keep_nearest
+from och_dist.kernels.code_vectors import lowest_bit
 from och_dist.kernels.compiled import njit
 from och_dist.kernels.euclidean_vectors import MASKED, lane_sums, near_rows
-from och_dist.kernels.hamming_vectors import lowest_bit
 from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
 from och_dist.kernels.project import LANES, ROUNDOFF, SAFETY, UNDERFLOW, centre_rows
 

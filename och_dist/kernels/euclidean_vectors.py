@@ -13,7 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from och_dist.kernels.hamming_vectors import splat
+from och_dist.kernels.code_vectors import splat
 from och_dist.kernels.project import LANES
 
 MASKED = 64

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.kernels import hamming_scan
-from och_dist.kernels.hamming_vectors import GROUP, popcount
-from och_dist.kernels.packing import code_words
+from och_dist.kernels import hamming_numba
+from och_dist.kernels.code_vectors import GROUP, popcount
+from och_dist.kernels.packing import check_padding, code_words
 
 __all__ = [
     "GROUP",
@@ -75,12 +75,12 @@ class CodeBlock:
     @cached_property
     def every(self) -> np.ndarray:
         """Live bits of all rows, made once: fresh memory for them would cost a single query a third of its scan."""
-        return _live_bits(self.n, None)
+        return live_bits(self.n, None)
 
     @cached_property
     def every_sampled(self) -> np.ndarray:
         """Live bits of all rows of the sample."""
-        return _live_bits(-(-self.n // SAMPLE_STRIDE), None)
+        return live_bits(-(-self.n // SAMPLE_STRIDE), None)
 
     def part(self, start: int, stop: int) -> CodeBlock:
         """The rows from ``start`` to ``stop``, without a copy of the codes; both are multiples of 64 (or n)."""
@@ -94,13 +94,13 @@ class CodeBlock:
         if rows.size and not (rows.min() >= 0 and rows.max() < self.n):
             raise UsageError(f"rows {rows.min()} to {rows.max()}; expected 0 to {self.n - 1}")
         words = np.empty((rows.size, self.groups.shape[1]), self.groups.dtype)
-        hamming_scan.gather_rows(self.groups, rows.astype(np.int64, copy=False), words)
+        hamming_numba.gather_rows(self.groups, rows.astype(np.int64, copy=False), words)
         return _lay_out_words(words, self.n_bits)
 
 
 def lay_out(codes: np.ndarray, n_bits: int) -> CodeBlock:
     """Packed ``codes`` (n, ceil(n_bits / 8)) uint8 as a block for scanning."""
-    return _lay_out_words(_words(codes, n_bits, "codes"), n_bits)
+    return _lay_out_words(scan_words(codes, n_bits, "codes"), n_bits)
 
 
 def hamming_top_k(
@@ -120,15 +120,12 @@ def hamming_top_k(
     the rows that count; all without it. ``limits`` (q,) are upper bounds already known for the k-th distance: rows
     beyond them are not found, and the place they leave at the end has distance n_bits + 1 and row -1.
     """
-    words = _words(queries, block.n_bits, "queries")
+    words = scan_words(queries, block.n_bits)
     if k < 0:
         raise UsageError(f"k={k}; expected a number of neighbours of at least 0")
-    numbers = _check_rows(block, row_numbers, live)
     if limits is not None and limits.shape != (len(words),):
         raise UsageError(f"limits have shape {limits.shape}; expected one for each of {len(words)} queries")
-    n_live = block.n if live is None else int(np.count_nonzero(live))
-    if live is not None and _gathering_pays(block.n, n_live, len(words)):
-        block, live, numbers = _live_rows(block, live, first_row, numbers)
+    block, live, numbers, n_live = rows_to_scan(block, first_row, row_numbers, live, len(words))
     width = min(int(k), n_live)
     distances = np.full((len(words), width), block.n_bits + 1, dtype=np.int32)
     rows = np.full((len(words), width), -1, dtype=np.int64)
@@ -138,7 +135,7 @@ def hamming_top_k(
     if limits is not None:
         bounds = np.clip(np.asarray(limits, dtype=np.int64) + 1, 0, block.n_bits + 1)
     guessed = _expected_limits(words, block, live, width) if limits is None else None
-    bits = block.every if live is None else _live_bits(block.n, live)
+    bits = block.every if live is None else live_bits(block.n, live)
     found = _scan_into(words, block, bits, bounds if guessed is None else guessed, distances, rows)
     if guessed is not None and found.min() < width:
         again = np.flatnonzero(found < width)
@@ -166,16 +163,13 @@ def hamming_radius(
     Returns indptr (q + 1,) int64, distances int32 and rows int64: query i has the entries indptr[i] to
     indptr[i + 1], sorted by (distance, row). The other arguments are those of ``hamming_top_k``.
     """
-    words = _words(queries, block.n_bits, "queries")
+    words = scan_words(queries, block.n_bits)
     if radius < 0:
         raise UsageError(f"radius={radius}; expected a distance of at least 0")
-    numbers = _check_rows(block, row_numbers, live)
-    n_live = block.n if live is None else int(np.count_nonzero(live))
-    if live is not None and _gathering_pays(block.n, n_live, len(words)):
-        block, live, numbers = _live_rows(block, live, first_row, numbers)
+    block, live, numbers, _ = rows_to_scan(block, first_row, row_numbers, live, len(words))
     limit = min(int(radius), block.n_bits) + 1
-    counts, distances, rows = hamming_scan.within_radius(
-        words, block.groups, block.every if live is None else _live_bits(block.n, live), limit, block.n_bits + 1
+    counts, distances, rows = hamming_numba.within_radius(
+        words, block.groups, block.every if live is None else live_bits(block.n, live), limit, block.n_bits + 1
     )
     indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     return indptr, distances, numbers[rows] if numbers is not None else rows + first_row
@@ -183,15 +177,13 @@ def hamming_radius(
 
 def hamming_histogram(queries: np.ndarray, block: CodeBlock, *, live: np.ndarray | None = None) -> np.ndarray:
     """(q, n_bits + 1) int64: how many (live) codes lie at each distance from each of ``queries`` (q, bytes)."""
-    words = _words(queries, block.n_bits, "queries")
-    _check_rows(block, None, live)
-    if live is not None:
-        n_live = int(np.count_nonzero(live))
-        if 2 * n_live > block.n:  # counting the dead is less work
-            dead = block.take(np.flatnonzero(~live))
-            return hamming_histogram(queries, block) - hamming_histogram(queries, dead)
-        block = block.take(np.flatnonzero(live))
-    return hamming_scan.histogram(words, block.groups, block.n, block.n_bits + 1)
+    words = scan_words(queries, block.n_bits)
+    # At no cost rows are always gathered; where most are live, the dead ones, for these are less work to count.
+    if live is not None and 2 * np.count_nonzero(live) > block.n:
+        dead = rows_to_scan(block, 0, None, ~live, len(words), gather_cost=0)[0]
+        return hamming_histogram(queries, block) - hamming_histogram(queries, dead)
+    block = rows_to_scan(block, 0, None, live, len(words), gather_cost=0)[0]
+    return hamming_numba.histogram(words, block.groups, block.n, block.n_bits + 1)
 
 
 def hamming_pairs(
@@ -200,17 +192,21 @@ def hamming_pairs(
     """Distances (p,) int32 between ``query_words[pair_query[i]]`` and ``code_words[pair_row[i]]``, the words (q, w)
     and (n, w) uint64 of ``packing.code_words``."""
     _check_words(query_words, code_words)
+    return hamming_numba.pairs(*contiguous_pairs(query_words, code_words, pair_query, pair_row))
+
+
+def contiguous_pairs(
+    query_words: np.ndarray, code_words: np.ndarray, pair_query: np.ndarray, pair_row: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """The words and the pairs of their rows as compiled loops take them; numbers of rows that are not there are
+    refused."""
     if pair_query.shape != pair_row.shape or pair_query.ndim != 1:
         raise UsageError(f"pairs of shapes {pair_query.shape} and {pair_row.shape}; expected two equal (p,)")
     for index, size in ((pair_query, len(query_words)), (pair_row, len(code_words))):
         if index.size and not (index.min() >= 0 and index.max() < size):
             raise UsageError(f"pair numbers {index.min()} to {index.max()}; expected 0 to {size - 1}")
-    return hamming_scan.pairs(
-        np.ascontiguousarray(query_words),
-        np.ascontiguousarray(code_words),
-        np.ascontiguousarray(pair_query, dtype=np.int64),
-        np.ascontiguousarray(pair_row, dtype=np.int64),
-    )
+    pairs = (np.ascontiguousarray(index, dtype=np.int64) for index in (pair_query, pair_row))
+    return np.ascontiguousarray(query_words), np.ascontiguousarray(code_words), *pairs
 
 
 def count_rows(
@@ -223,7 +219,7 @@ def count_rows(
         raise UsageError(f"rows are {rows.dtype} {rows.shape}; expected int64 ({len(query_words)}, k)")
     counts = np.zeros((len(rows), n_bits + 1), np.int64)
     words = np.ascontiguousarray(query_words), np.ascontiguousarray(code_words)
-    hamming_scan.count_rows(*words, np.ascontiguousarray(rows), first, counts)
+    hamming_numba.count_rows(*words, np.ascontiguousarray(rows), first, counts)
     return counts
 
 
@@ -247,7 +243,7 @@ def merge_top_k(parts: Sequence[Neighbours], k: int) -> Neighbours:
 
     def merge(left: Neighbours, right: Neighbours) -> Any:
         width = min(k, left[0].shape[1] + right[0].shape[1])
-        return hamming_scan.merge_two(*map(np.ascontiguousarray, (*left, *right)), width)
+        return hamming_numba.merge_two(*map(np.ascontiguousarray, (*left, *right)), width)
 
     distances, rows = reduce(merge, parts)
     return distances[:, :k], rows[:, :k]
@@ -271,32 +267,22 @@ def _check_parts(parts: Sequence[Any], lengths: list[int]) -> None:
         raise UsageError("the partial results are of different numbers of queries; expected one and the same")
 
 
-def _words(codes: np.ndarray, n_bits: int, name: str) -> np.ndarray:
-    """Packed ``codes`` (n, bytes) as contiguous words (n, w): uint32 up to 32 bits, uint64 above."""
-    if n_bits < 1 or codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != -(-n_bits // 8):
-        raise BadInputError(
-            f"{name} are {codes.dtype} of shape {codes.shape}; expected uint8 (rows, {-(-n_bits // 8)}) "
-            f"for {n_bits} bits: encode both with one model"
-        )
+def scan_words(codes: np.ndarray, n_bits: int, name: str = "queries") -> np.ndarray:
+    """Packed ``codes`` (n, bytes) as contiguous words (n, w) of the type that a block has: uint32 up to 32 bits."""
+    check_padding(codes, n_bits, name)
     if n_bits > 32:
-        words = np.ascontiguousarray(code_words(codes))
-    elif codes.shape[1] == 4 and codes.flags.c_contiguous and codes.ctypes.data % 4 == 0:
-        words = codes.view(np.uint32)
-    else:
-        words = np.zeros((len(codes), 1), np.uint32)
-        words.view(np.uint8)[:, : codes.shape[1]] = codes
-    if n_bits % 8 and (codes[:, -1] >> (n_bits % 8)).any():
-        raise BadInputError(
-            f"some {name} have bits set beyond bit {n_bits}; expected codes of {n_bits} bits, padded with zeros: "
-            "encode both with one model"
-        )
+        return np.ascontiguousarray(code_words(codes))
+    if codes.shape[1] == 4 and codes.flags.c_contiguous and codes.ctypes.data % 4 == 0:
+        return codes.view(np.uint32)
+    words = np.zeros((len(codes), 1), np.uint32)
+    words.view(np.uint8)[:, : codes.shape[1]] = codes
     return words
 
 
 def _lay_out_words(words: np.ndarray, n_bits: int) -> CodeBlock:
     n, width = words.shape
-    groups = _aligned((-(-n // GROUP), width, GROUP), words.dtype)
-    hamming_scan.fill_groups(words, groups)
+    groups = aligned((-(-n // GROUP), width, GROUP), words.dtype)
+    hamming_numba.fill_groups(words, groups)
     return _block(groups, n, n_bits)
 
 
@@ -308,7 +294,7 @@ def _block(groups: np.ndarray, n: int, n_bits: int) -> CodeBlock:
     return CodeBlock(groups, n, n_bits, sample.groups)
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Like numpy.empty, beginning at a cache line: vectors that straddle two lines load at half the speed."""
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.empty(size + CACHE_LINE, np.uint8)
@@ -316,28 +302,32 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def _check_rows(block: CodeBlock, row_numbers: np.ndarray | None, live: np.ndarray | None) -> np.ndarray | None:
+def rows_to_scan(
+    block: CodeBlock,
+    first_row: int,
+    row_numbers: np.ndarray | None,
+    live: np.ndarray | None,
+    n_queries: int,
+    gather_cost: int = GATHER_COST,
+) -> tuple[CodeBlock, np.ndarray | None, np.ndarray | None, int]:
+    """(block, live, row numbers, live rows) to go through, after a check of shapes and types.
+
+    Live rows are gathered first where that pays; else dead ones are sorted out on sight.
+    """
     for name, values in (("row_numbers", row_numbers), ("live", live)):
         if values is not None and values.shape != (block.n,):
             raise UsageError(f"{name} has shape {values.shape}; expected one entry for each of {block.n} codes")
     if live is not None and live.dtype != bool:
         raise UsageError(f"live is {live.dtype}; expected bool, True for the rows that count")
-    return None if row_numbers is None else row_numbers.astype(np.int64, copy=False)
+    numbers = None if row_numbers is None else row_numbers.astype(np.int64, copy=False)
+    n_live = block.n if live is None else int(np.count_nonzero(live))
+    if live is not None and gather_cost * n_live < n_queries * (block.n - n_live):
+        kept = np.flatnonzero(live)
+        return block.take(kept), None, kept + first_row if numbers is None else numbers[kept], n_live
+    return block, live, numbers, n_live
 
 
-def _gathering_pays(n: int, n_live: int, n_queries: int) -> bool:
-    """Whether live rows should be gathered before the scan; else dead ones are sorted out on sight."""
-    return GATHER_COST * n_live < n_queries * (n - n_live)
-
-
-def _live_rows(
-    block: CodeBlock, live: np.ndarray, first_row: int, numbers: np.ndarray | None
-) -> tuple[CodeBlock, None, np.ndarray]:
-    rows = np.flatnonzero(live)
-    return block.take(rows), None, rows + first_row if numbers is None else numbers[rows]
-
-
-def _live_bits(n: int, live: np.ndarray | None) -> np.ndarray:
+def live_bits(n: int, live: np.ndarray | None) -> np.ndarray:
     """One uint64 for each group of 64 of n rows; rows beyond the last are dead."""
     if live is None:
         bits = np.full(-(-n // GROUP), ~np.uint64(0))
@@ -359,7 +349,7 @@ def _scan_into(
 ) -> np.ndarray:
     """Fill ``distances`` and ``rows`` (q, k) with the rows nearer than ``bounds`` (q,); (q,) int64 how many."""
     found = np.empty(len(words), dtype=np.int64)
-    hamming_scan.scan(words, block.groups, live, rows.shape[1], block.n_bits + 1, bounds, distances, rows, found)
+    hamming_numba.scan(words, block.groups, live, rows.shape[1], block.n_bits + 1, bounds, distances, rows, found)
     return found
 
 
@@ -369,8 +359,8 @@ def _expected_limits(words: np.ndarray, block: CodeBlock, live: np.ndarray | Non
         return None
     bits = block.every_sampled
     if live is not None:
-        bits = _live_bits(-(-block.n // SAMPLE_STRIDE), live[::SAMPLE_STRIDE])
+        bits = live_bits(-(-block.n // SAMPLE_STRIDE), live[::SAMPLE_STRIDE])
     expected = k / SAMPLE_STRIDE
     rank = int(np.ceil(expected + SAFETY * np.sqrt(expected))) + 1
-    found = hamming_scan.kth_distances(words, block.sample, bits, rank, block.n_bits + 1)
+    found = hamming_numba.kth_distances(words, block.sample, bits, rank, block.n_bits + 1)
     return np.minimum(found + 1, block.n_bits + 1)

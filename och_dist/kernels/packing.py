@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from och_dist.errors import BadInputError, IntegrityError
+from och_dist.errors import BadInputError
 
 
 def pack_bits(bits: np.ndarray) -> np.ndarray:
@@ -20,16 +20,13 @@ def unpack_bits(codes: np.ndarray, n_bits: int) -> np.ndarray:
     return np.unpackbits(codes, axis=1, count=n_bits, bitorder="little").view(bool)
 
 
-def check_padding(codes: np.ndarray, n_bits: int) -> None:
-    """Raise ``IntegrityError`` unless every bit of ``codes`` (n, bytes) beyond ``n_bits`` is zero."""
-    _check_codes(codes, n_bits)
-    if n_bits % 8 == 0:
-        return
-    bad = np.flatnonzero(codes[:, -1] >> (n_bits % 8))
-    if bad.size:
-        raise IntegrityError(
-            f"{bad.size} codes, the first at row {bad[0]}, have bits set beyond bit {n_bits}; "
-            "expected zero padding: encode these rows again"
+def check_padding(codes: np.ndarray, n_bits: int, name: str = "codes") -> None:
+    """Refuse ``codes`` that are not (n, ceil(n_bits / 8)) uint8, or have bits set beyond ``n_bits``."""
+    _check_codes(codes, n_bits, name)
+    if n_bits % 8 and (codes[:, -1] >> (n_bits % 8)).any():
+        raise BadInputError(
+            f"some {name} have bits set beyond bit {n_bits}; expected codes of {n_bits} bits, padded with zeros: "
+            "encode both with one model"
         )
 
 
@@ -59,9 +56,9 @@ def count_ones(codes: np.ndarray, n_bits: int) -> np.ndarray:
     return (values @ bit_of_value.astype(np.int64)).reshape(-1)[:n_bits]
 
 
-def _check_codes(codes: np.ndarray, n_bits: int) -> None:
+def _check_codes(codes: np.ndarray, n_bits: int, name: str = "codes") -> None:
     if n_bits < 1 or codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != -(-n_bits // 8):
         raise BadInputError(
-            f"codes are {codes.dtype} of shape {codes.shape}; expected uint8 (rows, {-(-n_bits // 8)}) "
-            f"for {n_bits} bits: use the codes and the bits of one model"
+            f"{name} are {codes.dtype} of shape {codes.shape}; expected uint8 (rows, {-(-n_bits // 8)}) "
+            f"for {n_bits} bits: encode both with one model"
         )

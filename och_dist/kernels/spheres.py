@@ -15,9 +15,10 @@ from __future__ import annotations
 import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
+from och_dist.kernels.code_vectors import popcount
 from och_dist.kernels.compiled import njit
 from och_dist.kernels.euclidean import NORM_LIMIT, exact_distances, squared_distance
-from och_dist.kernels.hamming import popcount
+from och_dist.kernels.hamming import contiguous_pairs
 from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
 from och_dist.kernels.packing import pack_bits
 from och_dist.kernels.project import LANES, ROUNDOFF, SAFETY, UNDERFLOW, centre_rows
@@ -186,17 +187,8 @@ def spherical_pairs(
 ) -> np.ndarray:
     """Levels (p,) int32 of ``query_words[pair_query[i]]`` and ``code_words[pair_row[i]]``."""
     _check_words(query_words, code_words, n_bits, levels)
-    if pair_query.shape != pair_row.shape or pair_query.ndim != 1:
-        raise UsageError(f"pairs of shapes {pair_query.shape} and {pair_row.shape}; expected two equal (p,)")
-    for index, size in ((pair_query, len(query_words)), (pair_row, len(code_words))):
-        if index.size and not (index.min() >= 0 and index.max() < size):
-            raise UsageError(f"pair numbers {index.min()} to {index.max()}; expected 0 to {size - 1}")
     found = np.empty(pair_query.shape, dtype=np.int32)
-    _pair_levels(
-        *(np.ascontiguousarray(words) for words in (query_words, code_words)),
-        *(np.ascontiguousarray(index, dtype=np.int64) for index in (pair_query, pair_row)),
-        *(levels, found),
-    )
+    _pair_levels(*contiguous_pairs(query_words, code_words, pair_query, pair_row), levels, found)
     return found
 
 

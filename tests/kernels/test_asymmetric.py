@@ -250,7 +250,7 @@ def test_unusable_arguments_are_refused():
     for bad in (-1, 2**32, 2**29):
         with pytest.raises(BadInputError, match="below 0 or add up"):
             weighted_top_k(codes, weights * bad, codes, 1, **search)
-    with pytest.raises(BadInputError, match=r"queries are uint8 of shape \(4, 1\); expected uint8 \(queries, 2\)"):
+    with pytest.raises(BadInputError, match=r"queries are uint8 of shape \(4, 1\); expected uint8 \(rows, 2\)"):
         weighted_top_k(codes[:, :1], weights, codes, 1, **search)
     with pytest.raises(BadInputError, match="beyond bit 12"):
         weighted_top_k(codes + 255, weights, codes, 1, **search)

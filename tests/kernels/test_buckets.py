@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, IntegrityError, UsageError
-from och_dist.kernels.bucket_scan import LOOKUPS
 from och_dist.kernels.buckets import (
     MAX_SUBSTRING_BITS,
     BucketTables,
@@ -23,6 +22,7 @@ from och_dist.kernels.buckets import (
     substring_count,
     table_bytes,
 )
+from och_dist.kernels.buckets_numba import LOOKUPS
 from och_dist.kernels.hamming import hamming_radius, hamming_top_k, lay_out
 from och_dist.kernels.packing import code_words, pack_bits, unpack_bits
 
@@ -256,7 +256,7 @@ def test_impossible_calls_are_refused() -> None:
         tables.radius(queries, -1)
     with pytest.raises(UsageError, match="expected one for each of 3 queries"):
         tables.top_k(queries, 1, limits=np.zeros(2, np.int32))
-    with pytest.raises(UsageError, match="expected one bool for each of 10 codes"):
+    with pytest.raises(UsageError, match="expected one entry for each of 10 codes"):
         tables.top_k(queries, 1, live=np.ones(9, bool))
     for k in (0, 1):
         with pytest.raises(BadInputError, match=r"expected uint8 \(rows, 2\) for 12 bits"):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.kernels import hamming, hamming_scan
+from och_dist.kernels import hamming, hamming_numba
 from och_dist.kernels.hamming import (
     count_rows,
     hamming_histogram,
@@ -126,8 +126,8 @@ def test_a_limit_equal_to_the_kth_distance_changes_nothing():
 @pytest.mark.parametrize("r", [32, 64, 100, 192, 300])
 def test_more_than_one_block_and_tile(r):
     bytes_per_code = 4 if r <= 32 else 8 * -(-r // 64)
-    rows = random_bits(2 * hamming_scan.BLOCK_BYTES // bytes_per_code + 70, r, 1, flips=0.1)
-    queries = random_bits(hamming_scan.QUERY_TILE + 1, r, 1, flips=0.1)
+    rows = random_bits(2 * hamming_numba.BLOCK_BYTES // bytes_per_code + 70, r, 1, flips=0.1)
+    queries = random_bits(hamming_numba.QUERY_TILE + 1, r, 1, flips=0.1)
     distances, block, packed = all_distances(queries, rows), block_of(rows), pack_bits(queries)
     order = np.argsort(distances, axis=1, kind="stable")
     for k in (1, 100):
@@ -189,7 +189,7 @@ def test_the_sample_promised_too_much_for_some_query(sampled):
     """Without this the test above would not reach the second scan."""
     queries, rows, distances = sampled
     block, k = block_of(rows), 1000
-    words = hamming._words(pack_bits(queries), 64, "queries")
+    words = hamming.scan_words(pack_bits(queries), 64)
     guessed = hamming._expected_limits(words, block, None, k)
     reached = np.count_nonzero(distances < guessed[:, None], axis=1)
     assert (reached < k).any()

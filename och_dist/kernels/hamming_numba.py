@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from och_dist.kernels.code_vectors import GROUP, close_codes, lowest_bit, popcount, some_close
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.hamming_vectors import GROUP, close_codes, lowest_bit, popcount, some_close
 
 BLOCK_BYTES = 24 << 10
 """Codes scanned for one query before the next: they stay in the first-level cache."""

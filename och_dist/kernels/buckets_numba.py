@@ -1,7 +1,7 @@
 """Compiled loops of multi-index hashing; ``kernels.buckets`` explains the method and holds what to call.
 
 Beside its rows each table holds the codes themselves, in the order of the table and in the layout that
-``kernels.hamming_vectors`` compares: a bucket is then a few groups of 64 codes, side by side in memory. Buckets lie at
+``kernels.code_vectors`` compares: a bucket is then a few groups of 64 codes, side by side in memory. Buckets lie at
 random places, so they are asked for a little ahead.
 """
 
@@ -15,8 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from och_dist.kernels.code_vectors import GROUP, close_codes, lowest_bit, popcount, some_close
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.hamming_vectors import GROUP, close_codes, lowest_bit, popcount, some_close
 
 ROW_BITS = 32
 """A neighbour is one integer, distance << ROW_BITS | row of the partition."""

@@ -7,25 +7,21 @@ is below the limit nothing else happens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
+from och_dist.kernels.candidates import nth_smallest
+from och_dist.kernels.code_vectors import (
+    FRACTION,
+    GROUP,
+    PLANES,
+    close_spherical,
+    close_weighted,
+    lowest_bit,
+    popcount,
+)
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.hamming_vectors import GROUP, VECTOR_BITS, lowest_bit, popcount, splat, vector_call
-
-PLANES = 3
-"""Binary digits of the weights rounded down: one population count for each."""
 
 LARGEST_LEVEL = 2**PLANES - 1
-
-FRACTION = 2**16
-"""Fixed point of the bound of spherical distances."""
 
 BLOCK_BYTES = 1 << 15
 """Codes scanned for one query before the next: they stay in the first-level cache."""
@@ -37,119 +33,6 @@ TILE_BYTES = 1 << 23
 
 SPARE = 64
 """Room for candidates beyond 2 k: fewer selections where k is small."""
-
-_INDEX = ir.IntType(64)
-
-
-def _group_totals(builder: Any, codes: Any, n_words: Any, terms: Callable[[Any, Any], Callable[[Any], Any]]) -> list:
-    """Sums over the words of one group, as vectors; ``terms(j, kind)`` gives the function of word j to be summed."""
-    word = codes.type.pointee
-    kind = ir.VectorType(word, VECTOR_BITS // word.width)
-    totals = [cgutils.alloca_once(builder, kind) for _ in range(GROUP // kind.count)]
-    for total in totals:
-        builder.store(ir.Constant(kind, None), total)
-    with cgutils.for_range(builder, n_words) as loop:
-        term = terms(loop.index, kind)
-        start = builder.mul(loop.index, _INDEX(GROUP))
-        for v, total in enumerate(totals):
-            at = builder.gep(codes, [builder.add(start, _INDEX(v * kind.count))])
-            loaded = builder.load(builder.bitcast(at, kind.as_pointer()), align=word.width // 8)
-            builder.store(builder.add(builder.load(total), term(loaded)), total)
-    return [builder.load(total) for total in totals]
-
-
-def _flags_below(builder: Any, vectors: list[Any], limit: Any) -> Any:
-    """uint64 with a bit for each of 64 signed numbers below ``limit``; the bits are gathered only if there is one."""
-    kind = vectors[0].type
-    flags = ir.IntType(kind.count)
-
-    def below(vector: Any) -> Any:
-        return builder.bitcast(builder.icmp_signed("<", vector, limit), flags)
-
-    least = vectors
-    while len(least) > 1:
-        least = [vector_call(builder, "smin", a, b) for a, b in zip(least[::2], least[1::2], strict=True)]
-    result = cgutils.alloca_once_value(builder, _INDEX(0))
-    with builder.if_then(builder.icmp_unsigned("!=", below(least[0]), flags(0)), likely=False):
-        mask = _INDEX(0)
-        for v, vector in enumerate(vectors):
-            part = builder.zext(below(vector), _INDEX)
-            mask = builder.or_(mask, builder.shl(part, _INDEX(v * kind.count)))
-        builder.store(mask, result)
-    return builder.load(result)
-
-
-def _place(context: Any, builder: Any, kind: Any, array: Any, number: Any) -> tuple[Any, Any]:
-    """Pointer to entry ``number`` of the first axis of a contiguous array, and its words (the second axis)."""
-    made = context.make_array(kind)(context, builder, array)
-    sizes = [builder.extract_value(made.shape, axis) for axis in range(1, kind.ndim)]
-    stride = sizes[0] if len(sizes) == 1 else builder.mul(*sizes)
-    return builder.gep(made.data, [builder.mul(number, stride)]), sizes[0]
-
-
-def _narrowed(builder: Any, value: Any, kind: Any) -> Any:
-    return splat(builder, value if kind.element.width == 64 else builder.trunc(value, kind.element), kind)
-
-
-@intrinsic
-def close_weighted(typingctx, groups, g, queries, masks, q, limit):  # type: ignore[no-untyped-def]
-    """uint64: bit i tells whether the bound, in steps, of code i of ``groups[g]`` to ``queries[q]`` is below ``limit``.
-
-    ``queries`` (q, w) and ``masks`` (q, PLANES, w) have the type of ``groups`` (m, w, 64); ``limit`` is an int64.
-    """
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        codes, n_words = _place(context, builder, signature.args[0], args[0], args[1])
-        query, _ = _place(context, builder, signature.args[2], args[2], args[4])
-        digits, _ = _place(context, builder, signature.args[3], args[3], args[4])
-
-        def terms(j: Any, kind: Any) -> Callable[[Any], Any]:
-            own = splat(builder, builder.load(builder.gep(query, [j])), kind)
-            places = [builder.add(j, builder.mul(n_words, _INDEX(p))) for p in range(PLANES)]
-            planes = [splat(builder, builder.load(builder.gep(digits, [at])), kind) for at in places]
-            one = ir.Constant(kind, [1] * kind.count)
-
-            def term(loaded: Any) -> Any:
-                differing = builder.xor(loaded, own)
-                counts = [vector_call(builder, "ctpop", builder.and_(differing, plane)) for plane in planes]
-                total = counts[-1]
-                for count in counts[-2::-1]:
-                    total = builder.add(builder.shl(total, one), count)
-                return total
-
-            return term
-
-        totals = _group_totals(builder, codes, n_words, terms)
-        return _flags_below(builder, totals, _narrowed(builder, args[5], totals[0].type))
-
-    return types.uint64(groups, types.int64, queries, masks, types.int64, types.int64), codegen
-
-
-@intrinsic
-def close_spherical(typingctx, groups, g, queries, q, bar):  # type: ignore[no-untyped-def]
-    """uint64: bit i tells whether FRACTION |a xor b| < bar (10 |a and b| + 1) for code i of ``groups[g]``."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        codes, n_words = _place(context, builder, signature.args[0], args[0], args[1])
-        query, _ = _place(context, builder, signature.args[2], args[2], args[3])
-        tenfold = builder.mul(args[4], _INDEX(10))
-
-        def terms(j: Any, kind: Any) -> Callable[[Any], Any]:
-            own = splat(builder, builder.load(builder.gep(query, [j])), kind)
-            weight = _narrowed(builder, tenfold, kind)
-            digits = ir.Constant(kind, [FRACTION.bit_length() - 1] * kind.count)
-
-            def term(loaded: Any) -> Any:
-                either = vector_call(builder, "ctpop", builder.xor(loaded, own))
-                both = vector_call(builder, "ctpop", builder.and_(loaded, own))
-                return builder.sub(builder.shl(either, digits), builder.mul(both, weight))
-
-            return term
-
-        totals = _group_totals(builder, codes, n_words, terms)
-        return _flags_below(builder, totals, _narrowed(builder, args[4], totals[0].type))
-
-    return types.uint64(groups, types.int64, queries, types.int64, types.int64), codegen
 
 
 @njit(nogil=True)
@@ -313,40 +196,9 @@ def _push(distances, rows, filled, t, k, distance, row, limit):  # type: ignore[
 
 
 @njit(nogil=True)
-def _nth(values, n):  # type: ignore[no-untyped-def]
-    """The n-th smallest of ``values``, from 0, which are shuffled (Hoare's selection).
-
-    numpy.partition takes four seconds to compile.
-    """
-    low, high = 0, values.shape[0] - 1
-    state = np.uint64(1)
-    while low < high:
-        # No order of the rows is slow for pivots that jump about; the result does not depend on them.
-        state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-        pivot = values[low + np.int64(state >> np.uint64(33)) % (high - low + 1)]
-        i, j = low, high
-        while i <= j:
-            while values[i] < pivot:
-                i += 1
-            while pivot < values[j]:
-                j -= 1
-            if i <= j:
-                values[i], values[j] = values[j], values[i]
-                i += 1
-                j -= 1
-        if n <= j:
-            high = j
-        elif n >= i:
-            low = i
-        else:
-            break
-    return values[n]
-
-
-@njit(nogil=True)
 def _select(distances, rows, k):  # type: ignore[no-untyped-def]
     """Move the first k by (distance, row) of candidates in row order to the front, in row order; the k-th distance."""
-    limit = _nth(distances.copy(), k - 1)
+    limit = nth_smallest(distances.copy(), k - 1)
     at_limit = k
     for distance in distances:
         if distance < limit:
