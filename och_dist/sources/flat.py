@@ -1,4 +1,4 @@
-"""Readers of flat binary files: fvecs, bvecs, ivecs (TEXMEX records) and npy."""
+"""Readers of flat binary files: fvecs and bvecs (TEXMEX records), and npy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from och_dist.sources.base import (
     two_dimensional,
 )
 
-VECS_DTYPES = {"fvecs": "<f4", "bvecs": "|u1", "ivecs": "<i4"}
+VECS_DTYPES = {"fvecs": "<f4", "bvecs": "|u1"}
 BLOCK_BYTES = 1 << 20
 HEAD_BYTES = 4
 
@@ -45,8 +45,8 @@ def _wrong_head(path: str, row: int, found: int, dim: int) -> BadInputError:
     )
 
 
-def describe_vecs(path: str, kind: str) -> Layout:
-    """Layout of an fvecs, bvecs or ivecs file, after a look at 17 record heads spread over it."""
+def describe_vecs(path: str, dataset: str | None, *, kind: str) -> Layout:
+    """Layout of an fvecs or bvecs file, after a look at 17 record heads spread over it."""
     dtype = VECS_DTYPES[kind]
     size = os.path.getsize(path)
     with open(path, "rb") as stream:
@@ -73,44 +73,29 @@ def describe_vecs(path: str, kind: str) -> Layout:
     return Layout(rows, dim, dtype)
 
 
-def read_vecs(path: str, layout: Layout, start: int, stop: int) -> np.ndarray:
+def read_vecs(source: VectorFile, start: int, stop: int) -> np.ndarray:
     """Rows [start, stop) of a records file as (stop - start, dim); the head of every record read is checked.
 
     The byte range is read in order through a block that stays in cache: one pass over memory, no second copy
     of the whole range.
     """
-    record = _record_bytes(layout.dim, layout.dtype)
-    out = np.empty((stop - start, layout.dim), layout.dtype)
+    record = _record_bytes(source.dim, source.dtype)
+    out = np.empty((stop - start, source.dim), source.dtype)
     out_bytes = out.view(np.uint8)
     step = max(1, BLOCK_BYTES // record)
     block = np.empty((min(step, stop - start), record), np.uint8)
-    with open(path, "rb", buffering=0) as stream:
+    with open(source.path, "rb", buffering=0) as stream:
         stream.seek(start * record)
         for low in range(0, stop - start, step):
             records = block[: min(step, stop - start - low)]
-            read_exactly(stream, records, path)
+            read_exactly(stream, records, source.path)
             heads = records[:, :HEAD_BYTES].copy().view("<i4")[:, 0]
-            wrong = np.flatnonzero(heads != layout.dim)
+            wrong = np.flatnonzero(heads != source.dim)
             if wrong.size:
                 row = int(wrong[0])
-                raise _wrong_head(path, start + low + row, int(heads[row]), layout.dim)
+                raise _wrong_head(source.path, start + low + row, int(heads[row]), source.dim)
             out_bytes[low : low + len(records)] = records[:, HEAD_BYTES:]
     return out
-
-
-def describe_fvecs(path: str, dataset: str | None) -> Layout:
-    """Layout of an fvecs file."""
-    return describe_vecs(path, "fvecs")
-
-
-def describe_bvecs(path: str, dataset: str | None) -> Layout:
-    """Layout of a bvecs file."""
-    return describe_vecs(path, "bvecs")
-
-
-def read_vecs_source(source: VectorFile, start: int, stop: int) -> np.ndarray:
-    """Rows of an fvecs or bvecs source."""
-    return read_vecs(source.path, Layout(source.rows, source.dim, source.dtype), start, stop)
 
 
 def npy_header(path: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:
@@ -151,17 +136,12 @@ def read_npy(source: VectorFile, start: int, stop: int) -> np.ndarray:
     check_unchanged(source, *two_dimensional(shape, source.path), accepted_dtype(dtype, source.path))
     if fortran:
         # Column-major: the rows are one run of bytes in each column, the map touches those pages only.
-        return _fortran_rows(source, dtype, offset, start, stop)
+        try:
+            return np.memmap(source.path, dtype, "r", offset, (source.dim, source.rows))[:, start:stop].T
+        except ValueError as error:
+            raise BadInputError(f"{source.path}: shorter than its header promises; write it again") from error
     out = np.empty((stop - start, source.dim), dtype)
     with open(source.path, "rb", buffering=0) as stream:
         stream.seek(offset + start * source.dim * dtype.itemsize)
         read_exactly(stream, out, source.path)
-    return out.astype(source.dtype, copy=False)
-
-
-def _fortran_rows(source: VectorFile, dtype: np.dtype, offset: int, start: int, stop: int) -> np.ndarray:
-    try:
-        columns = np.memmap(source.path, dtype, "r", offset, (source.dim, source.rows))
-    except ValueError as error:
-        raise BadInputError(f"{source.path}: shorter than its header promises; write it again") from error
-    return np.array(columns[:, start:stop].T, dtype=source.dtype, order="C")
+    return out

@@ -15,7 +15,7 @@ import numpy as np
 from och_dist.errors import BadInputError, UsageError
 from och_dist.sources.base import file_fingerprint, read_exactly
 from och_dist.sources.flat import npy_header
-from och_dist.sources.parquet import open_parquet, row_groups
+from och_dist.sources.parquet import column_slices, open_parquet
 from och_dist.store import MAX_ID_BYTES
 
 MARK_LINES = 1 << 16
@@ -197,28 +197,16 @@ def _describe_parquet(path: str, column: str) -> tuple[int, str]:
 
 
 def _read_parquet(source: IdFile, start: int, stop: int) -> np.ndarray:
-    parts = []
+    parts, name = [], source.column or ""
     with open_parquet(source.path) as file:
         if file.metadata.num_rows != source.rows:
             raise _changed(source)
-        groups, row = row_groups(file, start, stop)
-        batches = file.iter_batches(
-            batch_size=BATCH_ROWS, row_groups=groups, columns=[source.column], use_threads=False
-        )
-        for batch in batches:
-            low, high = max(row, start), min(row + batch.num_rows, stop)
-            if low < high:
-                column = batch.column(source.column).slice(low - row, high - low)
-                if column.null_count:
-                    empty = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-                    raise BadInputError(f"{source.path}: the id of row {low + empty} is null; expected an id; mend it")
-                if source.kind == "int64":
-                    parts.append(_as_int64(source, column.to_numpy(zero_copy_only=False), low))
-                else:
-                    parts.append(_encoded(source, column.to_pylist(), low))
-            row += batch.num_rows
-            if row >= stop:
-                break
-    if row < stop:
-        raise _changed(source)
+        for row, column in column_slices(file, source.path, name, start, stop, BATCH_ROWS):
+            if column.null_count:
+                empty = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+                raise BadInputError(f"{source.path}: the id of row {row + empty} is null; expected an id; mend it")
+            if source.kind == "int64":
+                parts.append(_as_int64(source, column.to_numpy(zero_copy_only=False), row))
+            else:
+                parts.append(_encoded(source, column.to_pylist(), row))
     return np.concatenate(parts)

@@ -1,4 +1,4 @@
-"""Readers of files that hold named arrays: HDF5, parquet, MATLAB; and of an existing Zarr array.
+"""Readers of HDF5 and MATLAB files, which hold arrays by name, and of Zarr arrays.
 
 Optional dependencies are imported where they are used, so that the other formats work without them.
 """
@@ -28,10 +28,6 @@ from och_dist.sources.base import (
 
 TRAIN = "train"
 MAT_CLASSES = {"double": "<f8", "single": "<f4", "uint8": "|u1", "int8": "|i1"}
-
-
-def _native(block: np.ndarray, dtype: str) -> np.ndarray:
-    return np.ascontiguousarray(block, dtype=dtype)
 
 
 # HDF5
@@ -83,7 +79,7 @@ def read_hdf5(source: VectorFile, start: int, stop: int) -> np.ndarray:
     with _open_hdf5(source.path) as file:
         node = file[source.dataset]
         check_unchanged(source, *two_dimensional(node.shape, source.path), accepted_dtype(node.dtype, source.path))
-        return _native(node[start:stop], source.dtype)
+        return node[start:stop]
 
 
 # MATLAB
@@ -186,7 +182,7 @@ def read_mat(source: VectorFile, start: int, stop: int) -> np.ndarray:
         node = file[name]
         dim, rows = two_dimensional(node.shape, source.path)
         check_unchanged(source, rows, dim, accepted_dtype(node.dtype, source.path))
-        return _native(node[:, start:stop].T, source.dtype)
+        return node[:, start:stop].T
 
 
 # Zarr
@@ -241,7 +237,7 @@ def read_zarr(source: VectorFile, start: int, stop: int) -> np.ndarray:
     array = _open_zarr(source.path)
     check_unchanged(source, *two_dimensional(array.shape, source.path), accepted_dtype(array.dtype, source.path))
     try:
-        return _native(np.asarray(array[start:stop]), source.dtype)
+        return np.asarray(array[start:stop])
     except (OSError, ValueError, RuntimeError) as error:
         raise BadInputError(
             f"{source.path}: rows {start} to {stop} cannot be decoded ({error}); copy it again"

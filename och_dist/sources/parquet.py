@@ -122,22 +122,28 @@ def row_groups(file: Any, start: int, stop: int) -> tuple[list[int], int]:
     return list(range(low, high + 1)), int(ends[low] - counts[low])
 
 
+def column_slices(file: Any, path: str, name: str, start: int, stop: int, size: int) -> Iterator[tuple[int, Any]]:
+    """(first row, values) of rows [start, stop) of a column, ``size`` at a time; only their row groups are decoded."""
+    groups, row = row_groups(file, start, stop)
+    for batch in file.iter_batches(batch_size=size, row_groups=groups, columns=[name], use_threads=False):
+        low, high = max(row, start), min(row + batch.num_rows, stop)
+        if low < high:
+            yield low, batch.column(name).slice(low - row, high - low)
+        row += batch.num_rows
+        if row >= stop:
+            return
+    raise BadInputError(f"{path}: ends at row {row}, {stop} were expected; fetch it again")
+
+
 def read_parquet(source: VectorFile, start: int, stop: int) -> np.ndarray:
-    """Rows of a list column: only the row groups that hold them are decoded, in small batches."""
+    """Rows of a list column."""
     out = np.empty((stop - start, source.dim), source.dtype)
     name = source.dataset or ""
     with open_parquet(source.path) as file:
         kind = _list_columns(file).get(name)
         dtype = _dtype(kind, source.path, name) if kind is not None else "nothing"
         check_unchanged(source, file.metadata.num_rows, source.dim, dtype)
-        groups, row = row_groups(file, start, stop)
         size = max(1, BATCH_BYTES // (source.dim * out.itemsize))
-        for batch in file.iter_batches(batch_size=size, row_groups=groups, columns=[name], use_threads=False):
-            end = row + batch.num_rows
-            low, high = max(row, start), min(end, stop)
-            if low < high:
-                out[low - start : high - start] = _block(batch.column(name).slice(low - row, high - low), source, low)
-            row = end
-            if row >= stop:
-                return out
-    raise BadInputError(f"{source.path}: ends at row {row}, {stop} were expected; fetch it again")
+        for row, column in column_slices(file, source.path, name, start, stop, size):
+            out[row - start : row - start + len(column)] = _block(column, source, row)
+    return out

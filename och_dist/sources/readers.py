@@ -10,6 +10,7 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +18,6 @@ import numpy as np
 from och_dist.errors import BadInputError, UsageError
 from och_dist.sources import flat, nested, parquet
 from och_dist.sources.base import Layout, VectorFile, file_fingerprint, tree_fingerprint
-
-__all__ = ["VectorFile", "open_sources", "read_all", "read_ivecs", "read_rows"]
 
 
 class _Reader(NamedTuple):
@@ -28,8 +27,8 @@ class _Reader(NamedTuple):
 
 
 READERS = {
-    "fvecs": _Reader(flat.describe_fvecs, flat.read_vecs_source, named=False),
-    "bvecs": _Reader(flat.describe_bvecs, flat.read_vecs_source, named=False),
+    "fvecs": _Reader(partial(flat.describe_vecs, kind="fvecs"), flat.read_vecs, named=False),
+    "bvecs": _Reader(partial(flat.describe_vecs, kind="bvecs"), flat.read_vecs, named=False),
     "npy": _Reader(flat.describe_npy, flat.read_npy, named=False),
     "hdf5": _Reader(nested.describe_hdf5, nested.read_hdf5, named=True),
     "mat": _Reader(nested.describe_mat, nested.read_mat, named=True),
@@ -77,25 +76,10 @@ def read_rows(source: VectorFile, start: int, stop: int) -> np.ndarray:
     if start == stop:
         return np.empty((0, source.dim), source.dtype)
     try:
-        return READERS[source.format].read(source, start, stop)
+        block = READERS[source.format].read(source, start, stop)
+        return np.ascontiguousarray(block, source.dtype)
     except OSError as error:
         raise _unreadable(source.path, error) from error
-
-
-def read_all(source: VectorFile) -> np.ndarray:
-    """All rows, (rows, dim): for files that are known to be small, such as queries."""
-    return read_rows(source, 0, source.rows)
-
-
-def read_ivecs(path: str | os.PathLike[str]) -> np.ndarray:
-    """A ground truth file as (n, k) int32."""
-    name = os.fspath(path)
-    try:
-        _refuse_empty(name)
-        layout = flat.describe_vecs(name, "ivecs")
-        return flat.read_vecs(name, layout, 0, layout.rows)
-    except OSError as error:
-        raise _unreadable(name, error) from error
 
 
 def _unreadable(path: str, error: OSError) -> BadInputError:

@@ -18,10 +18,10 @@ import pytest
 from och_dist.errors import BadInputError
 from och_dist.jobs.pipeline import load_pipeline
 from och_dist.jobs.runs import run_pipeline
-from och_dist.sources.readers import read_ivecs
 from och_dist.stage import Context, Report
 from och_dist.store.index import open_version
 from och_dist.store.results import open_neighbors
+from tests.support.vector_files import read_ivecs
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipelines" / "gist1m.toml"
 STAGES = ["fetch", "ingest", "train", "encode", "truth", "search", "evaluate"]

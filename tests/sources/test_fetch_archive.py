@@ -13,7 +13,8 @@ import pytest
 from och_dist.errors import BadInputError, UsageError
 from och_dist.sources import archive as fetch_archive
 from och_dist.sources.archive import extract
-from och_dist.sources.readers import open_sources, read_all, read_ivecs
+from och_dist.sources.readers import open_sources
+from tests.support.vector_files import read_all, read_ivecs
 
 MEMBERS = [
     "gist/gist_base.fvecs",

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, UsageError
 from och_dist.sources import flat as readers_flat
-from och_dist.sources.readers import VectorFile, open_sources, read_all, read_ivecs, read_rows
+from och_dist.sources.readers import VectorFile, open_sources, read_rows
 from tests.support.vector_files import (
     pa,
     pq,
+    read_all,
     sample,
     write_bvecs,
     write_fvecs,
@@ -91,18 +92,6 @@ def test_fvecs_blocks_of_any_size(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readers_flat, "BLOCK_BYTES", block_bytes)
         np.testing.assert_array_equal(read_rows(source, start, stop), values[start:stop])
-
-
-def test_ivecs(tmp_path: Path) -> None:
-    truth = np.random.default_rng(0).integers(0, 10**6, (11, 4)).astype("<i4")
-    found = read_ivecs(write_vecs(tmp_path / "truth.ivecs", truth))
-    assert found.dtype == np.int32
-    np.testing.assert_array_equal(found, truth)
-    (tmp_path / "cut.ivecs").write_bytes((tmp_path / "truth.ivecs").read_bytes()[:-1])
-    with pytest.raises(BadInputError, match="not a multiple"):
-        read_ivecs(tmp_path / "cut.ivecs")
-    with pytest.raises(BadInputError, match="cannot be read"):
-        read_ivecs(tmp_path / "absent.ivecs")
 
 
 def test_a_record_of_another_length_is_found_at_opening_or_reading(tmp_path: Path) -> None:

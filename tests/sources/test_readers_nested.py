@@ -11,11 +11,12 @@ import zarr
 from och_dist.errors import BadInputError
 from och_dist.sources import nested as readers_nested
 from och_dist.sources import parquet as readers_parquet
-from och_dist.sources.readers import open_sources, read_all, read_rows
+from och_dist.sources.readers import open_sources, read_rows
 from tests.support.vector_files import (
     h5py,
     pa,
     pq,
+    read_all,
     sample,
     scipy_io,
     write_hdf5,

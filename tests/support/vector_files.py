@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import zarr
 
+from och_dist.sources.readers import VectorFile, read_rows
+
 h5py = pytest.importorskip("h5py")
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -16,6 +18,17 @@ scipy_io = pytest.importorskip("scipy.io")
 
 def sample(dtype: str, rows: int = 23, dim: int = 5) -> np.ndarray:
     return np.random.default_rng(7).integers(0, 100, (rows, dim)).astype(dtype)
+
+
+def read_all(file: VectorFile) -> np.ndarray:
+    """All rows of a file as the product reads them."""
+    return read_rows(file, 0, file.rows)
+
+
+def read_ivecs(path: Path) -> np.ndarray:
+    """A ground truth file of the TEXMEX corpus as (n, k) int32."""
+    values = np.fromfile(path, "<i4")
+    return values.reshape(-1, values[0] + 1)[:, 1:]
 
 
 def write_vecs(path: Path, values: np.ndarray) -> Path:
