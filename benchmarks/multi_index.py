@@ -21,7 +21,7 @@ import numpy as np
 from och_dist.kernels.buckets import COSTS, BucketTables, code_bytes, make_tables
 from och_dist.kernels.hamming import CodeBlock, hamming_top_k, lay_out, merge_top_k
 from och_dist.kernels.packing import pack_bits
-from och_dist.search.plan import Sample, Table, make_plan, predict
+from och_dist.search.plan import PlannedPartition, Sample, make_plan, predict
 from och_dist.store.tables import PARTITION_ROWS
 
 DIMENSIONS, CENTRES, SPREAD = 20, 2000, 0.6
@@ -103,7 +103,7 @@ def crossover(options: argparse.Namespace) -> None:
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|")
     picks = []
     for kind, bits, rows, parts, queries, sample in problems(options):
-        cut = [Table(block.n, len(tables.arrays.starts)) for _, block, tables in parts]
+        cut = [PlannedPartition(block.n, len(tables.arrays.starts)) for _, block, tables in parts]
         for k in options.k:
             flat, expected = cpu_time(lambda: search_flat(parts, queries, k))  # noqa: B023
             multi, found = cpu_time(lambda: search_tables(parts, queries, k))  # noqa: B023

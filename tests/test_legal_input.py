@@ -114,7 +114,7 @@ def notes_of(model: str) -> list[str]:
 def test_fewer_rows_than_centres(tmp_path: Path) -> None:
     check_job(tmp_path, small_rows(7))
     report = train(tmp_path / "corpus")
-    note = "n_centres reduced from 20 to 7: the corpus has 7 rows"
+    note = "n_centres reduced from 20 to 7: there are 7 rows"
     assert note in report["notes"]
     assert note in notes_of(report["model"])
     assert note in facts("inspect", tmp_path / "index")["notes"]
@@ -124,7 +124,7 @@ def test_fewer_rows_than_centres(tmp_path: Path) -> None:
 def test_fewer_distinct_rows_than_centres(tmp_path: Path) -> None:
     check_job(tmp_path, np.repeat(small_rows(6), 30, axis=0))
     report = train(tmp_path / "corpus")
-    note = "n_centres reduced from 20 to 6: the corpus has no more distinct clusters"
+    note = "n_centres reduced from 20 to 6: the rows form no more distinct clusters"
     assert note in report["notes"]
     assert note in notes_of(report["model"])
 

@@ -200,6 +200,7 @@ class Ground:
 
 
 def sum_moments(corpus: Corpus, context: Context) -> None:
-    """One pass over all rows for their moments, without a sample."""
-    source, nothing = CorpusRows(corpus, context), np.arange(0)
-    source.scan(scan_block, merge_statistics, nothing, shared=(pilot_of(source.head(1024)), nothing))
+    """One pass over all rows for their moments, with a sample of one row."""
+    source, sample = CorpusRows(corpus, context), np.arange(1)
+    with source.dask():
+        source.scan(scan_block, merge_statistics, sample, shared=(pilot_of(source.head(1024)), sample))
