@@ -67,9 +67,13 @@ def capacity(rows: int, workers: int, rates: Rates) -> Iterator[tuple[str, str]]
     yield "tasks of a pass that reduces", f"{partitions:,}, of {-(-chunks // partitions)} chunks each"
     yield "depth of its tree", f"{depth} merges of {FAN_IN}"
     yield "scheduler, encode", f"{code_chunks / rates.tasks:,.0f} s at {rates.tasks:,.0f} tasks/s"
-    for name, seconds in (("moments", rates.moments), ("encode", rates.encode), ("a round of k-means", rates.round)):
+    for name, seconds in (
+        ("moments of all rows", rates.moments),
+        ("encode", rates.encode),
+        ("a round of k-means", rates.round),
+    ):
         yield f"{name}, {workers} workers", _time(rows * seconds / workers)
-    yield "network, moments", f"{partitions * 8 * DIM * DIM / 1e9:.1f} GB of sums, in all"
+    yield "network, moments of all rows", f"{partitions * 8 * DIM * DIM / 1e9:.1f} GB of sums, in all"
 
 
 def _time(seconds: float) -> str:
@@ -89,7 +93,7 @@ def page(results: list[Path]) -> str:
         lines.append(f"| {name} | " + " | ".join(value for _, value in cells) + " |")
     lines += [
         "",
-        f"One worker, microseconds per row: moments {1e6 * rates.moments:.2f}, encode {1e6 * rates.encode:.2f}, "
+        f"One worker, microseconds per row: moments of all rows {1e6 * rates.moments:.2f}, encode {1e6 * rates.encode:.2f}, "
         f"a round of k-means over all rows {1e6 * rates.round:.2f}.",
     ]
     return "\n".join(lines)

@@ -229,8 +229,8 @@ def test_training_data_of_dask_are_those_of_the_whole_array():
 
 def test_one_pass_over_the_chunks_is_a_pass_over_the_array():
     x = clustered(700)
-    source = DaskRows(da.from_array(x, chunks=((0, 33, 500, 0, 167), DIM)))
-    found, whole = count_members(source, x[:5], 3), cluster_block(x, 0, (x[:5], begin_round(x[:5]), 3))
+    array = da.from_array(x, chunks=((0, 33, 500, 0, 167), DIM))
+    found, whole = count_members(array, x[:5], 3), cluster_block(x, 0, (x[:5], begin_round(x[:5]), 3))
     for name in ("counts", "member_rows", "members", "far_rows", "far_vectors"):
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name))
     np.testing.assert_allclose(found.inertia, whole.inertia)
@@ -291,12 +291,12 @@ def test_few_chunks_are_alive_at_a_time():
     alive, most = [], [0]
 
     def make(block, block_id):
-        made = clustered(400, seed=block_id[0])
+        made = clustered(4000, seed=block_id[0])
         alive.append(weakref.ref(made))
         most[0] = max(most[0], sum(ref() is not None for ref in alive))
         return made
 
-    array = da.zeros((16_000, DIM), chunks=(400, DIM), dtype=np.float32).map_blocks(make, dtype=np.float32)
+    array = da.zeros((100_000, DIM), chunks=(4000, DIM), dtype=np.float32).map_blocks(make, dtype=np.float32)
     model = quick(random_state=0)
     codes = model.fit(array).transform(array)
     assert most[0] <= 3

@@ -20,7 +20,7 @@ from och_dist.kernels.gistlike import gist_rows
 from och_dist.methods.base import TrainingData
 from och_dist.stage import Context
 from och_dist.store.corpus import Corpus, open_corpus
-from och_dist.train.data import merge_statistics, pilot_of, scan_block, training_data
+from och_dist.train.data import moments_of, training_data
 from och_dist.train.rows import CorpusRows
 from och_dist.train.stage import train
 
@@ -200,7 +200,7 @@ class Ground:
 
 
 def sum_moments(corpus: Corpus, context: Context) -> None:
-    """One pass over all rows for their moments, with a sample of one row."""
-    source, sample = CorpusRows(corpus, context), np.arange(1)
+    """One pass over all rows for their moments, as ``kmeans_rows=0`` has it."""
+    source = CorpusRows(corpus, context)
     with source.dask():
-        source.scan(scan_block, merge_statistics, sample, shared=(pilot_of(source.head(1024)), sample))
+        moments_of(source.stored(), corpus.read(0, 1024).mean(axis=0, dtype=np.float64))

@@ -26,7 +26,6 @@ from och_dist.store.corpus import Corpus
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import open_objects
 from och_dist.train.centres import lloyd, seed_centres
-from och_dist.train.data import merge_statistics, pilot_of, scan_block
 from och_dist.train.rows import CorpusRows
 from och_dist.train.stage import make_hasher
 
@@ -71,11 +70,11 @@ def _empty(ground: Ground) -> Any:
 
 
 def moments_row(ground: Ground) -> Outcome:
-    """One pass for moments and a row sample, against reading the chunks plus one syrk each, without Dask."""
+    """One pass for the moments of all rows, against reading the chunks plus one syrk each, without Dask."""
     sizes = ground.sizes
     corpus = ground.corpus(sizes.moment_rows)
     outcome = Outcome("moments", f"one pass over {sizes.moment_rows:,} x {sizes.dim}")
-    pilot, chunks = pilot_of(corpus.read(0, 1024)), bare.parts(corpus.rows, ground.chunk_rows)
+    pilot, chunks = corpus.read(0, 1024).mean(axis=0, dtype=np.float64), bare.parts(corpus.rows, ground.chunk_rows)
     halves = [chunks[0::2], chunks[1::2]]
 
     def products(double: bool) -> None:
@@ -117,8 +116,7 @@ def kmeans_row(ground: Ground) -> Outcome:
         found["faiss.Kmeans"] = peer.centroids
 
     with source.dask():
-        every = np.arange(corpus.rows)
-        held = source.scan(scan_block, merge_statistics, every, shared=(pilot_of(rows[:1024]), every))[1]
+        held = source.take(np.arange(corpus.rows))
 
         def run_ours(name: str, array: Any) -> None:
             found[name] = lloyd(array, seeds, **options)

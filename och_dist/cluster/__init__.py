@@ -23,7 +23,7 @@ from och_dist.cluster.dask_arrays import (
 from och_dist.cluster.held_values import ask_values, begin_asking, derive_values, hold_values
 from och_dist.cluster.machine import describe_machine, usable_cores
 from och_dist.cluster.outcome import answer_seconds
-from och_dist.cluster.tasks import FAN_IN, map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
+from och_dist.cluster.tasks import FAN_IN, map_tasks, merge_here, reduce_in_pieces, reduce_tasks, scan_tasks
 
 __all__ = [
     "FAN_IN",
@@ -40,6 +40,7 @@ __all__ = [
     "first_rows",
     "hold_values",
     "map_tasks",
+    "merge_here",
     "observe",
     "reduce_in_pieces",
     "reduce_rows",

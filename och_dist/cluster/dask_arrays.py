@@ -109,13 +109,13 @@ def first_rows(sizes: Sequence[int]) -> np.ndarray:
     return np.cumsum([0, *sizes[:-1]], dtype=np.int64)
 
 
-def stack_rows(blocks: Sequence[Any], sizes: Sequence[int], dim: int) -> da.Array:
-    """Blocks of ``sizes`` float32 rows (arrays, futures or Delayed ones of arrays) as one Dask array (n, dim)."""
+def stack_rows(blocks: Sequence[Any], sizes: Sequence[int], dim: int, dtype: Any) -> da.Array:
+    """Blocks of ``sizes`` rows (arrays, futures or Delayed ones of arrays) as one Dask array (n, dim)."""
     import dask
     import dask.array as da
 
     parts = [
-        da.from_delayed(dask.delayed(block), shape=(size, dim), dtype=np.float32)
+        da.from_delayed(dask.delayed(block), shape=(size, dim), dtype=dtype)
         for block, size in zip(blocks, sizes, strict=True)
     ]
     return da.concatenate(parts)

@@ -202,7 +202,7 @@ def reduce_tasks(
     """
     _require(tasks)
     if client is None:
-        return _merge_here(_values_here(function, tasks, shared, advance, weight), merge)
+        return merge_here(_values_here(function, tasks, shared, advance, weight), merge)
     graph = TaskGraph(function, tasks, client, name, shared, advance, weight)
     return graph.run(graph.merge(graph.leaves, merge)[0])[0]
 
@@ -233,7 +233,7 @@ def scan_tasks(
             kept.append(catch(getitem, value, 1))
             yield catch(getitem, value, 0)
 
-    return _merge_here(first_sides(), merge), kept
+    return merge_here(first_sides(), merge), kept
 
 
 def reduce_in_pieces(
@@ -278,7 +278,7 @@ def _values_here(
             advance(weight(task))
 
 
-def _merge_here(values: Iterable[T | Failure], merge: Merge[T]) -> T:
+def merge_here(values: Iterable[T | Failure], merge: Merge[T]) -> T:
     """The root of the tree over ``values``; FAN_IN of a level are merged as soon as they are there."""
     levels: list[list[Any]] = [[]]
 

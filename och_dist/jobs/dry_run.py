@@ -24,7 +24,7 @@ from och_dist.store import (
     open_objects,
     version_numbers,
 )
-from och_dist.train import KMEANS_ROWS_PER_CENTRE, MIN_ROWS, SAMPLE_ROWS, make_hasher, other_parameters
+from och_dist.train import MIN_ROWS, SAMPLE_ROWS, make_hasher, other_parameters, sample_size
 from och_dist.upkeep import gc
 
 
@@ -150,11 +150,9 @@ def _generate(params: Params, outlook: Outlook) -> Facts:
 
 
 def _training(params: Params, shape: Shape) -> Facts:
-    """Passes over all rows on the workers; the sample of rows and the moments on the driver."""
+    """A pass over all rows on the workers, which hold the sample; the pool and the moments on the driver."""
     hasher = make_hasher(params["method"], params["bits"], 0, params["params"] or {})
-    wanted = params["kmeans_rows"]
-    wanted = KMEANS_ROWS_PER_CENTRE * hasher.centres_wanted() if wanted is None else wanted
-    sample = min(shape.rows, max(params["train_rows"], wanted))
+    sample = min(shape.rows, max(params["train_rows"], sample_size(hasher.centres_wanted(), params["kmeans_rows"])))
     return {
         "rows": shape.rows,
         "bytes": shape.rows * shape.row_bytes,

@@ -6,19 +6,17 @@ without it the second moments of data far from the origin would lose their digit
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import reduce
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg.blas import dsyrk
 
 from och_dist.errors import BadInputError, ConflictError, NonFiniteError
 
-BLOCK_BYTES = 16 << 20
-MOST_ROWS = 4096
-"""A block is summed at once: at most so many rows, and so many bytes of them in float64."""
+COPIED_BYTES = 16 << 20
+"""Rows in float64 that are multiplied at once."""
 
-CONSTANT_RATIO = 2.0 * MOST_ROWS * float(np.finfo(np.float64).eps)
+CONSTANT_RATIO = 2.0 * 8192 * float(np.finfo(np.float64).eps)
 """Worst relative error of a sum of so many equal terms, doubled for the square of the mean."""
 
 LISTED_ROWS = 10
@@ -71,79 +69,17 @@ class Moments:
 
 
 def block_moments(block: np.ndarray, pilot: np.ndarray) -> Moments:
-    """Moments about ``pilot`` (d,) of the rows of ``block`` (n, d), by way of a copy in float64."""
+    """Moments about ``pilot`` (d,) of the rows of ``block`` (n, d), of which a few at a time are copied."""
     check_rows(block, len(pilot))
-    shifted = block.astype(np.float64)
-    shifted -= pilot
-    # The transpose of a C-ordered block is F-ordered, as BLAS wants it: no further copy.
-    outer = dsyrk(1.0, shifted.T) if len(block) else np.zeros((len(pilot), len(pilot)))
-    return Moments(len(block), pilot, shifted.sum(axis=0), outer)
-
-
-def rows_per_block(d: int) -> int:
-    """A power of two, so that the usual chunks of a corpus are whole blocks."""
-    rows = max(1, min(MOST_ROWS, BLOCK_BYTES // (8 * max(d, 1))))
-    return 1 << (rows.bit_length() - 1)
-
-
-@dataclass(eq=False)
-class MomentSums:
-    """Moments in the making, the same to the last bit however the rows are cut and in whatever order they come.
-
-    Blocks begin at multiples of ``rows_per_block`` by global row number. They are added in pairs, pairs of pairs and so
-    on, which their numbers alone decide. What a cut leaves of a block waits as rows until the rest of it comes.
-    """
-
-    pilot: np.ndarray
-    nodes: dict[tuple[int, int], Moments] = field(default_factory=dict)
-    """By (level, number): the moments of 2^level blocks."""
-    parts: dict[int, dict[int, np.ndarray]] = field(default_factory=dict)
-    """By number of the block and first row: rows (n, d)."""
-
-    def add(self, rows: np.ndarray, first_row: int) -> None:
-        """Add ``rows`` (n, d) as they are numbered from ``first_row`` on; each row may come once."""
-        size, stop = rows_per_block(len(self.pilot)), first_row + len(rows)
-        for start in range(first_row - first_row % size, stop, size) if len(rows) else ():
-            low = max(start, first_row)
-            self._add_part(start // size, low, rows[low - first_row : min(start + size, stop) - first_row])
-
-    def merge(self, other: MomentSums) -> MomentSums:
-        """Those of the rows of both."""
-        merged = MomentSums(self.pilot, dict(self.nodes), {block: dict(rows) for block, rows in self.parts.items()})
-        for (level, number), moments in other.nodes.items():
-            merged._add_node(level, number, moments)
-        for number, parts in other.parts.items():
-            for first_row, rows in parts.items():
-                merged._add_part(number, first_row, rows)
-        return merged
-
-    def total(self) -> Moments:
-        """Moments of all rows, once these are there from the first to the last."""
-        ends = [(number, _joined(parts)) for number, parts in sorted(self.parts.items())]
-        if not self.nodes and not ends:
-            return block_moments(np.empty((0, len(self.pilot))), self.pilot)
-        found = {number << level: moments for (level, number), moments in self.nodes.items()}
-        found |= {number: block_moments(rows, self.pilot) for number, rows in ends}
-        return reduce(Moments.merge, (found[number] for number in sorted(found)))
-
-    def _add_part(self, number: int, first_row: int, rows: np.ndarray) -> None:
-        size, parts = rows_per_block(len(self.pilot)), self.parts.pop(number, {})
-        if len(rows) < size:
-            parts[first_row] = rows.copy()  # not the chunk that it is a view of
-            if sum(map(len, parts.values())) < size:
-                self.parts[number] = parts
-                return
-            rows = _joined(parts)
-        self._add_node(0, number, block_moments(rows, self.pilot))
-
-    def _add_node(self, level: int, number: int, moments: Moments) -> None:
-        while (sibling := self.nodes.pop((level, number ^ 1), None)) is not None:
-            moments, level, number = sibling.merge(moments), level + 1, number >> 1
-        self.nodes[level, number] = moments
-
-
-def _joined(parts: dict[int, np.ndarray]) -> np.ndarray:
-    return np.concatenate([parts[first_row] for first_row in sorted(parts)])
+    d, total = len(pilot), np.zeros(len(pilot))
+    outer, step = np.zeros((d, d), order="F"), max(1, COPIED_BYTES // (8 * max(d, 1)))
+    for start in range(0, len(block), step):
+        shifted = block[start : start + step].astype(np.float64)
+        shifted -= pilot
+        # The transpose of a C-ordered block is F-ordered, as BLAS wants it: no further copy.
+        outer = dsyrk(1.0, shifted.T, beta=1.0, c=outer, overwrite_c=1)
+        total += shifted.sum(axis=0)
+    return Moments(len(block), pilot, total, outer)
 
 
 def nonfinite_rows(block: np.ndarray) -> np.ndarray:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from och_dist.train.data import KMEANS_ROWS_PER_CENTRE, training_data
+from och_dist.train.data import sample_size, training_data
 from och_dist.train.drift import MIN_ROWS, SAMPLE_ROWS
 from och_dist.train.drift_gate import other_parameters, renew
 from och_dist.train.rows import ArrayRows, DaskRows
 from och_dist.train.stage import make_hasher, train
 
 __all__ = [
-    "KMEANS_ROWS_PER_CENTRE",
     "MIN_ROWS",
     "SAMPLE_ROWS",
     "ArrayRows",
@@ -17,6 +16,7 @@ __all__ = [
     "make_hasher",
     "other_parameters",
     "renew",
+    "sample_size",
     "train",
     "training_data",
 ]

@@ -10,17 +10,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from och_dist import events
-from och_dist.cluster import FAN_IN, reduce_rows
 from och_dist.kernels.clusters import ClusterStats
 from och_dist.kernels.lloyd import ClusterSums, Round, begin_round, block_labels, block_sums, next_centres
 from och_dist.stage import logger
-from och_dist.train.rows import BLOCK_ROWS
+from och_dist.train.rows import Rows, fold_rows
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -48,7 +47,7 @@ def seed_centres(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
     return np.ascontiguousarray(seeds[np.sort(first)], dtype=np.float32)
 
 
-def lloyd(rows: np.ndarray | da.Array, seeds: np.ndarray, *, max_iter: int, variance: float) -> np.ndarray:
+def lloyd(rows: Rows, seeds: np.ndarray, *, max_iter: int, variance: float) -> np.ndarray:
     """Lloyd's rounds from given seeds; (L, d) float32, an empty cluster where it was.
 
     The same for a NumPy array and for a Dask array in chunks of ``BLOCK_ROWS`` rows. ``variance`` is the mean one of
@@ -58,19 +57,18 @@ def lloyd(rows: np.ndarray | da.Array, seeds: np.ndarray, *, max_iter: int, vari
         return seeds
     tol = 1e-4 * variance
     if isinstance(rows, np.ndarray):
-        return move_centres(partial(sum_array, rows), len(rows), seeds, max_iter=max_iter, tol=tol)[0]
+        return move_centres(rows, seeds, max_iter=max_iter, tol=tol)[0]
     model = lloyd_kmeans()(n_clusters=len(seeds), init=seeds, max_iter=max_iter, tol=tol).fit(rows)
     return np.ascontiguousarray(model.cluster_centers_, dtype=np.float32)
 
 
-def move_centres(
-    sum_clusters: Callable[[Round], ClusterSums], rows: int, centres: np.ndarray, *, max_iter: int, tol: float
-) -> tuple[np.ndarray, int, float]:
+def move_centres(rows: Rows, centres: np.ndarray, *, max_iter: int, tol: float) -> tuple[np.ndarray, int, float]:
     """Centres (L, d) after at least one round, number of rounds, and the inertia that the last one began with."""
     done, shift = 0, np.inf
     while done < max_iter and shift > tol:
-        total = sum_clusters(begin_round(centres))
-        events.say("inertia", round=done, rounds=max_iter, value=total.inertia / rows)
+        # Of chunks that are read for it, reading and summing are one task.
+        total = fold_rows(sum_chunk, rows, merge_sums, shared=begin_round(centres), name="sum_clusters")
+        events.say("inertia", round=done, rounds=max_iter, value=total.inertia / len(rows))
         moved = next_centres(total, centres)
         shift = float(((moved.astype(np.float64) - centres) ** 2).sum())
         centres, done = moved, done + 1
@@ -92,26 +90,13 @@ def lloyd_kmeans() -> type:
         def fit(self, X: da.Array, y: Any = None) -> Any:
             seeds = np.asarray(self.init, np.float32)
             self.cluster_centers_, self.n_iter_, self.inertia_ = move_centres(
-                partial(sum_chunks, X), len(X), seeds, max_iter=self.max_iter, tol=self.tol
+                X, seeds, max_iter=self.max_iter, tol=self.tol
             )
             self.n_features_in_ = X.shape[1]
             self.labels_ = X.map_blocks(block_labels, begin_round(self.cluster_centers_), dtype=np.int32, drop_axis=1)
             return self
 
     return LloydKMeans
-
-
-def sum_array(rows: np.ndarray, shared: Round) -> ClusterSums:
-    """One round over an array, by the blocks and in the tree of :func:`sum_chunks`, without Dask."""
-    level = [block_sums(rows[start : start + BLOCK_ROWS], shared) for start in range(0, len(rows), BLOCK_ROWS)]
-    while len(level) > 1:
-        level = [merge_sums(level[first : first + FAN_IN]) for first in range(0, len(level), FAN_IN)]
-    return level[0]
-
-
-def sum_chunks(rows: da.Array, shared: Round) -> ClusterSums:
-    """One round over all chunks of rows; where these are read for it, reading and summing are one task."""
-    return reduce_rows(sum_chunk, rows, merge_sums, name="sum_clusters", shared=shared)
 
 
 def sum_chunk(block: np.ndarray, first_row: int, shared: Round) -> ClusterSums:

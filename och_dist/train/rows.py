@@ -1,16 +1,18 @@
-"""Where rows to learn from lie: a NumPy array, a Dask array or a corpus. All three run the same passes over them."""
+"""Where rows to learn from lie: a NumPy array, a Dask array or a corpus. Each gives a sample of them in one pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from och_dist.cluster import collections_on, first_rows, reduce_rows, reduce_tasks, scan_rows, scan_tasks, stack_rows
-from och_dist.errors import BadInputError
+from och_dist.cluster import collections_on, first_rows, merge_here, reduce_rows, scan_rows, scan_tasks, stack_rows
+from och_dist.errors import BadInputError, NonFiniteError
+from och_dist.kernels.moments import nonfinite_rows
 from och_dist.stage import Context
 from och_dist.store import MAX_PARTITIONS, Corpus, CorpusRef
 
@@ -18,15 +20,17 @@ if TYPE_CHECKING:
     import dask.array as da
 
 T = TypeVar("T")
-Merge = Callable[[Sequence[T]], T]
+Rows: TypeAlias = "np.ndarray | da.Array"
 
 PART_BYTES = 256 << 20
 BLOCK_ROWS = 8192
-"""Rows of a sample that are one chunk: k-means of a sample adds the sums of these blocks, wherever it runs."""
+"""Rows of a sample that are summed at once, wherever they are."""
+
+LISTED_ROWS = 20
 
 
 class RowSource(Protocol):
-    """Rows (rows, dim). A pass is a function of (block (n, dim), its first row, what all blocks share)."""
+    """Rows (rows, dim)."""
 
     @property
     def where(self) -> str: ...
@@ -41,27 +45,77 @@ class RowSource(Protocol):
     @property
     def dim(self) -> int: ...
 
-    def head(self, count: int) -> np.ndarray:
-        """The first rows: ``count`` of them, or fewer."""
+    def take(self, numbers: np.ndarray) -> Rows:
+        """The rows ``numbers`` (s,), ascending, in their own dtype; raises if any row of all is not finite."""
 
-    def reduce(self, function: Callable[..., T], merge: Merge[T], *, shared: Any, name: str) -> T:
-        """``merge`` of what ``function`` makes of all rows."""
-
-    def scan(
-        self, function: Callable[..., tuple[T, np.ndarray]], merge: Merge[T], sample: np.ndarray, *, shared: Any
-    ) -> tuple[T, np.ndarray | da.Array]:
-        """:meth:`reduce`, with the rows numbered ``sample`` (s,), ascending, which ``function`` gives beside it."""
-
-    def stored(self) -> np.ndarray | da.Array:
-        """All rows in their own dtype; a Dask array is read anew in each round."""
+    def stored(self) -> Rows:
+        """All rows in their own dtype; a Dask array is read anew by each pass."""
 
     def dask(self) -> AbstractContextManager[None]:
         """Where Dask collections of these rows are computed."""
 
 
 @dataclass(frozen=True)
+class Doubts:
+    """What is wrong with some rows: numbers of the first that are not finite, and how many are not."""
+
+    rows: tuple[int, ...] = ()
+    total: int = 0
+
+    def merge(self, other: Doubts) -> Doubts:
+        return Doubts(tuple(sorted(self.rows + other.rows)[:LISTED_ROWS]), self.total + other.total)
+
+    def check(self, source: RowSource) -> None:
+        """Raise if there are any, with their numbers."""
+        if self.total:
+            listed = ", ".join(map(str, self.rows)) + (", ..." if self.total > LISTED_ROWS else "")
+            raise NonFiniteError(
+                f"{self.total} rows of {source.where} hold NaN or infinity: {listed}; {source.remedy}",
+                self.rows,
+                self.total,
+            )
+
+
+def merge_doubts(parts: Sequence[Doubts]) -> Doubts:
+    return reduce(Doubts.merge, parts)
+
+
+def take_block(block: np.ndarray, first_row: int, numbers: np.ndarray) -> tuple[Doubts, np.ndarray]:
+    """What is wrong with ``block`` (n, d), and its rows among ``numbers``."""
+    bad = nonfinite_rows(block)
+    doubts = Doubts(tuple(int(row) + first_row for row in bad[:LISTED_ROWS]), len(bad))
+    chosen = numbers[slice(*np.searchsorted(numbers, (first_row, first_row + len(block))))] - first_row
+    return doubts, block if len(chosen) == len(block) else block[chosen]
+
+
+def as_float32(rows: np.ndarray) -> np.ndarray:
+    """Finite rows as float32; raises if a value is beyond its range."""
+    with np.errstate(over="ignore"):
+        found = rows.astype(np.float32)
+    if not np.isfinite(found).all():
+        raise BadInputError("some rows hold values beyond the range of float32; rescale them")
+    return found
+
+
+def fold_rows(
+    function: Callable[[np.ndarray, int, Any], T],
+    rows: Rows,
+    merge: Callable[[Sequence[T]], T],
+    *,
+    shared: Any,
+    name: str,
+) -> T:
+    """``merge`` over ``function(block, first_row, shared)``; the same for an array and for its Dask array in blocks of
+    ``BLOCK_ROWS`` rows."""
+    if not isinstance(rows, np.ndarray):
+        return reduce_rows(function, rows, merge, name=name, shared=shared)
+    starts = range(0, len(rows), BLOCK_ROWS)
+    return merge_here((function(rows[start : start + BLOCK_ROWS], start, shared) for start in starts), merge)
+
+
+@dataclass(frozen=True)
 class ArrayRows:
-    """The rows of a NumPy array, all one block."""
+    """The rows of a NumPy array."""
 
     array: np.ndarray
     where = "X"
@@ -75,16 +129,10 @@ class ArrayRows:
     def dim(self) -> int:
         return int(self.array.shape[1])
 
-    def head(self, count: int) -> np.ndarray:
-        return self.array[:count]
-
-    def reduce(self, function: Callable[..., T], merge: Merge[T], *, shared: Any, name: str) -> T:
-        return function(self.array, 0, shared)
-
-    def scan(
-        self, function: Callable[..., tuple[T, np.ndarray]], merge: Merge[T], sample: np.ndarray, *, shared: Any
-    ) -> tuple[T, np.ndarray]:
-        return function(self.array, 0, shared)
+    def take(self, numbers: np.ndarray) -> np.ndarray:
+        doubts, rows = take_block(self.array, 0, numbers)
+        doubts.check(self)
+        return rows
 
     def stored(self) -> np.ndarray:
         return self.array
@@ -113,20 +161,11 @@ class DaskRows:
     def dim(self) -> int:
         return int(self.array.shape[1])
 
-    def head(self, count: int) -> np.ndarray:
-        return np.asarray(self.array[:count])
-
-    def reduce(self, function: Callable[..., T], merge: Merge[T], *, shared: Any, name: str) -> T:
-        return reduce_rows(function, self.array, merge, name=name, shared=shared)
-
-    def scan(
-        self, function: Callable[..., tuple[T, np.ndarray]], merge: Merge[T], sample: np.ndarray, *, shared: Any
-    ) -> tuple[T, da.Array]:
-        found, kept = scan_rows(function, self.array, merge, name="scan_chunk", shared=shared)
+    def take(self, numbers: np.ndarray) -> da.Array:
+        doubts, kept = scan_rows(take_block, self.array, merge_doubts, name="take_rows", shared=numbers)
+        doubts.check(self)
         sizes = self.array.chunks[0]
-        chosen = np.diff(np.searchsorted(sample, [*first_rows(sizes), self.rows]))
-        blocks = zip(kept, chosen[np.flatnonzero(sizes)], strict=True)
-        return found, _in_even_blocks([(block, int(size)) for block, size in blocks if size], self.dim)
+        return _in_even_blocks(self, kept, numbers, first_rows(sizes)[np.array(sizes) > 0])
 
     def stored(self) -> da.Array:
         return self.array
@@ -155,39 +194,20 @@ class CorpusRows:
     def dim(self) -> int:
         return self.corpus.dim
 
-    def head(self, count: int) -> np.ndarray:
-        return self.corpus.read(0, min(count, self.rows))
-
-    def reduce(self, function: Callable[..., T], merge: Merge[T], *, shared: Any, name: str) -> T:
-        tasks = [PassTask(self.corpus.ref, *rows, function, merge) for rows in self.corpus.partitions()]
-        return reduce_tasks(
-            reduce_partition,
-            tasks,
-            merge,
-            client=self.context.client,
-            name="cluster_partition",
-            shared=shared,
-            advance=self.context.progress(name, self.rows),
-            weight=lambda task: task.stop - task.start,
-        )
-
-    def scan(
-        self, function: Callable[..., tuple[T, np.ndarray]], merge: Merge[T], sample: np.ndarray, *, shared: Any
-    ) -> tuple[T, da.Array]:
+    def take(self, numbers: np.ndarray) -> da.Array:
         partitions = self.corpus.partitions()
-        found, kept = scan_tasks(
-            scan_partition,
-            [PassTask(self.corpus.ref, *rows, function, merge) for rows in partitions],
-            merge,
+        doubts, kept = scan_tasks(
+            take_partition,
+            [TakeTask(self.corpus.ref, *rows) for rows in partitions],
+            merge_doubts,
             client=self.context.client,
-            name="scan_partition",
-            shared=shared,
-            advance=self.context.progress("statistics", self.rows),
+            name="take_rows",
+            shared=numbers,
+            advance=self.context.progress("sample", self.rows),
             weight=lambda task: task.stop - task.start,
         )
-        sizes = np.diff(np.searchsorted(sample, [*(start for start, _ in partitions), self.rows]))
-        blocks = zip(kept, sizes, strict=True)
-        return found, _in_even_blocks([(block, int(size)) for block, size in blocks if size], self.dim)
+        doubts.check(self)
+        return _in_even_blocks(self, kept, numbers, np.array([start for start, _ in partitions]))
 
     def stored(self) -> da.Array:
         import dask.array as da
@@ -209,40 +229,32 @@ class CorpusRows:
         return collections_on(self.context.client)
 
 
-def _in_even_blocks(blocks: Sequence[tuple[Any, int]], dim: int) -> da.Array:
-    """Blocks of float32 rows and their sizes, as one Dask array that stays where Dask keeps results."""
-    array = stack_rows([block for block, _ in blocks], [size for _, size in blocks], dim)
-    return array.rechunk((BLOCK_ROWS, dim)).persist()
+def _in_even_blocks(
+    source: DaskRows | CorpusRows, kept: Sequence[Any], numbers: np.ndarray, starts: np.ndarray
+) -> da.Array:
+    """The rows ``numbers``, of which each part that begins at ``starts`` keeps its own, as one Dask array that stays
+    where Dask keeps results."""
+    dtype = source.array.dtype if isinstance(source, DaskRows) else source.corpus.dtype
+    sizes = np.diff(np.searchsorted(numbers, [*starts, source.rows]))
+    blocks = [(block, int(size)) for block, size in zip(kept, sizes, strict=True) if size]
+    array = stack_rows([block for block, _ in blocks], [size for _, size in blocks], source.dim, dtype)
+    return array.rechunk((BLOCK_ROWS, source.dim)).persist()
 
 
 @dataclass(frozen=True)
-class PassTask:
-    """What a pass makes of rows [start, stop) of a corpus version."""
+class TakeTask:
+    """Rows [start, stop) of a corpus version, some of which are taken."""
 
     corpus: CorpusRef
     start: int
     stop: int
-    function: Callable[..., Any]
-    merge: Merge[Any]
 
 
-def reduce_partition(task: PassTask, shared: Any) -> Any:
-    """The merged value of a partition; values of few chunks are held, for one may be large."""
-    total: Any = None
-    for first, block in task.corpus.open().blocks(task.start, task.stop):
-        part = task.function(block, first, shared)
-        total = part if total is None else task.merge([total, part])
-    return total
-
-
-def scan_partition(task: PassTask, shared: Any) -> tuple[Any, np.ndarray]:
-    """The merged value of a partition, and its rows of the sample."""
-    total, kept = None, []
-    for first, block in task.corpus.open().blocks(task.start, task.stop):
-        part, rows = task.function(block, first, shared)
-        kept.append(rows)
-        total = part if total is None else task.merge([total, part])
-    return total, np.concatenate(kept)
+def take_partition(task: TakeTask, numbers: np.ndarray) -> tuple[Doubts, np.ndarray]:
+    """What is wrong with the rows of a partition, and those of them among ``numbers``."""
+    blocks = task.corpus.open().blocks(task.start, task.stop)
+    doubts, kept = zip(*(take_block(block, first, numbers) for first, block in blocks), strict=True)
+    return merge_doubts(doubts), np.concatenate(kept)
 
 
 def read_part(corpus: CorpusRef, maximum: int, block_id: tuple[int, ...]) -> np.ndarray:

@@ -24,7 +24,9 @@ Models = Annotated[str, Option("Where models are kept.", metavar="DIR")]
 Method = Annotated[str, Option("How to learn; 'och compare' draws them all.")]
 Bits = Annotated[int, Option("Bits of a code.")]
 TrainRows = Annotated[int, Option("Rows of the training pool.", at_least=1)]
-KmeansRows = Annotated[int | None, Option("Rows that k-means runs on; 0: all [default: 256 per centre].", at_least=0)]
+KmeansRows = Annotated[
+    int | None, Option("Rows that are learned from; 0: all [default: 65,536, or 256 per centre].", at_least=0)
+]
 KmeansRounds = Annotated[int, Option("Rounds of k-means.", at_least=0)]
 Params = Annotated[
     Mapping[str, Any] | None,

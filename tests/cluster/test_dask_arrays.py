@@ -59,7 +59,7 @@ def test_the_tree_depends_on_the_chunks_alone(chunks: tuple[int, ...], where: st
         found, kept = scan_rows(split, array, bracket, name="split", shared=2.0)
         assert found == expected(chunks)
         sizes = [-(-size // 2) for size in chunks if size]
-        stacked = stack_rows(kept, sizes, 3).compute()
+        stacked = stack_rows(kept, sizes, 3, ROWS.dtype).compute()
     even = [ROWS[start : start + size : 2] for start, size in zip(first_rows(chunks), chunks, strict=True) if size]
     np.testing.assert_array_equal(stacked, np.concatenate(even))
 

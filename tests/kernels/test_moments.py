@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, ConflictError
-from och_dist.ingest import default_chunk_rows
-from och_dist.kernels.moments import MomentSums, block_moments, nonfinite_rows, rows_per_block
+from och_dist.kernels import moments
+from och_dist.kernels.moments import block_moments, nonfinite_rows
 
 
 def two_pass(block):
@@ -47,47 +43,13 @@ def test_other_dtypes(dtype):
     np.testing.assert_allclose(result.covariance, covariance, rtol=1e-12, atol=1e-10)
 
 
-def summed(block, sizes, order=None):
-    """Moments of rows in chunks of ``sizes``, which come in some order."""
-    cuts = list(itertools.pairwise(np.cumsum([0, *sizes])))
-    total = MomentSums(block[0])
-    for number in range(len(cuts)) if order is None else order:
-        first, stop = cuts[number]
-        part = MomentSums(block[0])
-        part.add(block[first:stop], int(first))
-        total = total.merge(part)
-    return total.total()
-
-
-@given(cuts=st.lists(st.integers(0, 3000), max_size=12), seed=st.integers(0, 100), dim=st.sampled_from([7, 4500]))
-@settings(deadline=None, max_examples=30)
-def test_any_chunks_in_any_order_give_the_same_bytes(cuts, seed, dim):
-    block = rows_far_from_zero(3000, 7) if dim == 7 else np.random.default_rng(0).random((40, dim), np.float32)
-    n = len(block)
-    sizes = np.diff([0, *sorted(cut % n for cut in cuts), n])
-    order = np.random.default_rng(seed).permutation(len(sizes))
-    whole, found = summed(block, [n]), summed(block, sizes, order)
-    assert found.count == n
-    for name in ("total", "outer"):
-        assert getattr(found, name).tobytes() == getattr(whole, name).tobytes()
-
-
-def test_blocks_are_added_in_pairs():
-    size = rows_per_block(3)
-    block = rows_far_from_zero(5 * size + 10, 3)
-    total = MomentSums(block[0])
-    total.add(block, 0)
-    assert sorted(total.nodes) == [(0, 4), (2, 0)]
-    assert [rows.shape for rows in total.parts[5].values()] == [(10, 3)]
-    found, (mean, covariance) = total.total(), two_pass(block)
-    assert found.count == len(block)
-    np.testing.assert_allclose(found.mean, mean, rtol=1e-14)
-    np.testing.assert_allclose(found.covariance, covariance, rtol=1e-10, atol=1e-12)
-
-
-def test_the_usual_chunks_of_a_corpus_are_whole_blocks():
-    for dim in (1, 16, 384, 960, 1536, 100_000):
-        assert default_chunk_rows(dim, "<f4") % rows_per_block(dim) == 0
+def test_rows_are_copied_a_few_at_a_time(monkeypatch):
+    block = rows_far_from_zero(3000, 7)
+    whole = block_moments(block, block[0])
+    monkeypatch.setattr(moments, "COPIED_BYTES", 7 * 8 * 100)
+    parts = block_moments(block, block[0])
+    np.testing.assert_allclose(parts.outer, whole.outer, rtol=1e-13)
+    np.testing.assert_allclose(parts.total, whole.total, rtol=1e-11, atol=1e-10)
 
 
 def test_merge_is_associative_and_commutative():
@@ -107,9 +69,7 @@ def test_merge_is_associative_and_commutative():
 def test_a_constant_dimension_has_no_variance(value, pilot):
     block = np.random.default_rng(0).standard_normal((50_000, 3))
     block[:, 1] = value
-    moments = MomentSums(np.full(3, pilot))
-    moments.add(block, 0)
-    covariance = moments.total().covariance
+    covariance = block_moments(block, np.full(3, pilot)).covariance
     assert not covariance[1].any()
     assert not covariance[:, 1].any()
     np.testing.assert_allclose(np.diag(covariance)[[0, 2]], 1.0, atol=0.03)
@@ -133,7 +93,7 @@ def test_errors_say_what_was_expected():
     with pytest.raises(ConflictError, match="different pilots"):
         block_moments(np.ones((1, 2)), np.zeros(2)).merge(block_moments(np.ones((1, 2)), np.ones(2)))
     with pytest.raises(BadInputError, match="cover no rows"):
-        _ = MomentSums(np.zeros(2)).total().mean
+        _ = block_moments(np.empty((0, 2)), np.zeros(2)).mean
     with pytest.raises(BadInputError, match=r"expected \(n, 2\)"):
         block_moments(np.zeros((3, 4)), np.zeros(2))
 

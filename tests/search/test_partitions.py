@@ -14,11 +14,9 @@ import pytest
 from och_dist.encode.stage import encode
 from och_dist.errors import UsageError
 from och_dist.evaluate.exact import NO_ROWS, LimitedQueries, NearestRows, nearest_rows, truth
-from och_dist.kernels import moments
-from och_dist.kernels.lloyd import begin_round
 from och_dist.stage import Context
 from och_dist.store.corpus import Corpus, open_corpus
-from och_dist.train import data, rows
+from och_dist.train import rows
 from och_dist.train.stage import train
 from tests.support.stage_data import clustered, corpus_of
 
@@ -32,15 +30,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return open_corpus(corpus_of(tmp_path_factory.mktemp("wide"), values, chunk_rows=CHUNK))
 
 
-def scan(corpus: Corpus, stop: int) -> Any:
-    task = rows.PassTask(corpus.ref, 0, stop, data.scan_block, data.merge_statistics)
-    return rows.scan_partition(task, (np.zeros(WIDE), NO_ROWS))
-
-
-def cluster(corpus: Corpus, stop: int) -> Any:
-    centres = clustered(100, dim=WIDE, seed=1)
-    task = rows.PassTask(corpus.ref, 0, stop, data.cluster_block, data.merge_clusters)
-    return rows.reduce_partition(task, (centres, begin_round(centres), 0))
+def take(corpus: Corpus, stop: int) -> Any:
+    return rows.take_partition(rows.TakeTask(corpus.ref, 0, stop), np.arange(3))
 
 
 def nearest(corpus: Corpus, stop: int) -> Any:
@@ -57,15 +48,11 @@ def peak(action: Callable[[], Any]) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize(("task", "growth"), [(scan, 2.0), (cluster, 1.5), (nearest, 1.5)])
-def test_memory_does_not_grow_with_the_chunks_of_a_partition(
-    task: Callable[[Corpus, int], Any], growth: float, wide: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for sums of 1, 2, 4 ... blocks, which wait for others of their size: 5 at most where there were 2."""
-    monkeypatch.setattr(moments, "MOST_ROWS", 64)  # rows wait until a block of them is whole
+@pytest.mark.parametrize("task", [take, nearest])
+def test_memory_does_not_grow_with_the_chunks_of_a_partition(task: Callable[[Corpus, int], Any], wide: Corpus) -> None:
     task(wide, wide.rows)  # compiles the kernels
     few, many = (peak(lambda chunks=chunks: task(wide, chunks * CHUNK)) for chunks in (4, CHUNKS))
-    assert many < growth * few
+    assert many < 1.5 * few
 
 
 def test_k_means_over_all_rows_reads_bounded_parts(wide: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Statistics of a corpus: NumPy's numbers, whatever the chunks."""
+"""The sample of rows and its statistics: NumPy's numbers, whatever the chunks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.errors import NonFiniteError
+from och_dist.kernels.moments import Moments
 from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
-from och_dist.train.data import draw_rows, merge_statistics, pilot_of, scan_block
+from och_dist.train.data import draw_rows, moments_of, training_data
 from och_dist.train.rows import CorpusRows
 from tests.support.stage_data import clustered, corpus_of
 
@@ -21,51 +22,68 @@ ROWS = 120
 CHUNKINGS = {"one row short": 119, "exact": 40, "uneven": 37, "single": 120, "rows": 1}
 
 
-def scanned(url: str, sample: np.ndarray) -> tuple[np.ndarray, np.ndarray, int, np.ndarray]:
+def taken(url: str, numbers: np.ndarray) -> np.ndarray:
     source = CorpusRows(open_corpus(url), Context())
     with source.dask():
-        statistics, rows = source.scan(scan_block, merge_statistics, sample, shared=(pilot_of(source.head(50)), sample))
-        statistics.check(source)
-        moments = statistics.moments.total()
-        return moments.mean, moments.covariance, moments.count, np.asarray(rows)
+        return np.asarray(source.take(numbers))
 
 
+def moments_of_all(url: str, *, stored: bool = False) -> Moments:
+    source = CorpusRows(open_corpus(url), Context())
+    with source.dask():
+        rows = source.stored() if stored else source.take(np.arange(source.rows))
+        return moments_of(rows, source.corpus.read(0, 50).mean(axis=0, dtype=np.float64))
+
+
+@pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("chunk_rows", CHUNKINGS.values(), ids=CHUNKINGS.keys())
 @pytest.mark.parametrize("dtype", ["<f4", "<f2", "<f8", "|u1", "|i1"])
-def test_moments_are_those_of_numpy(dtype: str, chunk_rows: int, tmp_path: Path) -> None:
+def test_moments_are_those_of_numpy(dtype: str, chunk_rows: int, stored: bool, tmp_path: Path) -> None:
     values = (clustered(ROWS, dim=5) * 6).astype(dtype)
-    mean, covariance, count, _ = scanned(corpus_of(tmp_path, values, chunk_rows=chunk_rows), np.arange(3))
+    moments = moments_of_all(corpus_of(tmp_path, values, chunk_rows=chunk_rows), stored=stored)
     wide = values.astype(np.float64)
-    assert count == ROWS
-    np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=1e-13)
-    np.testing.assert_allclose(covariance, np.cov(wide.T, bias=True), rtol=1e-10, atol=1e-12)
+    assert moments.count == ROWS
+    np.testing.assert_allclose(moments.mean, wide.mean(axis=0), rtol=1e-13)
+    np.testing.assert_allclose(moments.covariance, np.cov(wide.T, bias=True), rtol=1e-10, atol=1e-12)
 
 
 def test_moments_far_from_the_origin_keep_their_digits(tmp_path: Path) -> None:
     values = clustered(ROWS, dim=5).astype(np.float64) + 1e7
-    _, covariance, _, _ = scanned(corpus_of(tmp_path, values, chunk_rows=37), np.arange(3))
-    np.testing.assert_allclose(covariance, np.cov(values.T, bias=True), rtol=1e-8)
+    moments = moments_of_all(corpus_of(tmp_path, values, chunk_rows=37))
+    np.testing.assert_allclose(moments.covariance, np.cov(values.T, bias=True), rtol=1e-8)
 
 
 def test_segments_are_one_corpus(tmp_path: Path) -> None:
     values = clustered(ROWS, dim=5)
     for part in (values[:50], values[50:51], values[51:]):
         url = corpus_of(tmp_path, part, chunk_rows=16)
-    mean, covariance, count, rows = scanned(url, np.array([0, 49, 50, 51, 119]))
-    assert count == ROWS
-    np.testing.assert_allclose(mean, values.mean(axis=0, dtype=np.float64), rtol=1e-13)
-    np.testing.assert_allclose(covariance, np.cov(values.T.astype(np.float64), bias=True), rtol=1e-10)
-    np.testing.assert_array_equal(rows, values[[0, 49, 50, 51, 119]])
+    moments = moments_of_all(url)
+    assert moments.count == ROWS
+    np.testing.assert_allclose(moments.mean, values.mean(axis=0, dtype=np.float64), rtol=1e-13)
+    numbers = np.array([0, 49, 50, 51, 119])
+    np.testing.assert_array_equal(taken(url, numbers), values[numbers])
 
 
 @pytest.mark.parametrize("chunk_rows", CHUNKINGS.values(), ids=CHUNKINGS.keys())
 @pytest.mark.parametrize("count", [1, 30, ROWS, 500])
 def test_the_sample_holds_the_rows_of_its_numbers(count: int, chunk_rows: int, tmp_path: Path) -> None:
-    values = clustered(ROWS, dim=5)
+    values = clustered(ROWS, dim=5).astype(np.float16)
     numbers = draw_rows(ROWS, count, seed=4)
-    *_, rows = scanned(corpus_of(tmp_path, values, chunk_rows=chunk_rows), numbers)
-    assert rows.dtype == np.float32
+    rows = taken(corpus_of(tmp_path, values, chunk_rows=chunk_rows), numbers)
+    assert rows.dtype == np.float16
     np.testing.assert_array_equal(rows, values[numbers])
+
+
+def test_only_the_sample_is_learned_from_unless_all_rows_are_asked_for(tmp_path: Path) -> None:
+    values = clustered(ROWS, dim=5)
+    source = CorpusRows(open_corpus(corpus_of(tmp_path, values, chunk_rows=37)), Context())
+    for kmeans_rows, numbers in ((30, draw_rows(ROWS, 30, 9)), (0, np.arange(ROWS))):
+        data = training_data(source, centres=3, seed=9, train_rows=10, kmeans_rows=kmeans_rows)
+        exact = values[numbers].astype(np.float64)
+        np.testing.assert_allclose(data.mean, exact.mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(data.covariance, np.cov(exact.T, bias=True), rtol=1e-9, atol=1e-12)
+        assert data.count == ROWS
+        assert {row.tobytes() for row in data.rows} <= {row.tobytes() for row in values[numbers]}
 
 
 @given(rows=st.integers(1, 500), count=st.integers(1, 600), seed=st.integers(0, 2**63))
@@ -89,10 +107,10 @@ def test_drawn_rows_cover_the_corpus_evenly() -> None:
 
 @pytest.mark.parametrize("bad", [[0], [119], [39, 40], [3, 17, 18, 77], list(range(5, 40))])
 def test_rows_that_are_not_finite_are_listed(bad: list[int], tmp_path: Path) -> None:
-    """Ingest refuses them; an existing array that is used as it is may have them."""
+    """Ingest refuses them; an existing array that is used as it is may have them, outside of the sample too."""
     values = clustered(ROWS, dim=5)
     values[bad, np.arange(len(bad)) % 5] = np.where(np.arange(len(bad)) % 2, np.nan, np.inf)
     zarr.create_array(store=tmp_path / "array", data=values, chunks=(40, 5))
     with pytest.raises(NonFiniteError, match=f"{len(bad)} rows of .*array hold NaN") as caught:
-        scanned(str(tmp_path / "array"), np.arange(10))
+        taken(str(tmp_path / "array"), np.array([60]))
     assert (caught.value.rows, caught.value.total) == (tuple(bad[:20]), len(bad))
