@@ -68,11 +68,16 @@ def partitions(codes: np.ndarray, bits: int) -> list[Part]:
     return parts
 
 
+def numbered(first: int, distances: np.ndarray, rows: np.ndarray) -> Answer:
+    """An answer by rows of a part that begins at row ``first``; -1 stays."""
+    return distances, np.where(rows < 0, -1, rows + first)
+
+
 def search_flat(parts: list[Part], queries: np.ndarray, k: int) -> Answer:
     best: Answer | None = None
     for first, block, _ in parts:
         limits = None if best is None else np.ascontiguousarray(best[0][:, -1])
-        found = hamming_top_k(queries, block, k, first_row=first, limits=limits)
+        found = numbered(first, *hamming_top_k(queries, block, k, limits=limits))
         best = found if best is None else merge_top_k([best, found], k)
     assert best is not None
     return best
@@ -82,7 +87,7 @@ def search_tables(parts: list[Part], queries: np.ndarray, k: int) -> Answer:
     best: Answer | None = None
     for first, _, tables in parts:
         limits = None if best is None else np.ascontiguousarray(best[0][:, -1])
-        found = tables.top_k(queries, k, first_row=first, limits=limits)
+        found = numbered(first, *tables.top_k(queries, k, limits=limits))
         best = found if best is None else merge_top_k([best, found], k)
     assert best is not None
     return best

@@ -113,10 +113,11 @@ class HeldCodes:
         held = (self.block, self.row_numbers, self.live, self.tables)
         return sum(part.nbytes for part in held if part is not None)
 
-    @property
-    def where(self) -> dict[str, Any]:
-        """How the kernels are told about row numbers and deleted rows."""
-        return {"first_row": self.start, "row_numbers": self.row_numbers, "live": self.live}
+    def numbered(self, rows: np.ndarray) -> np.ndarray:
+        """The numbers in the index of ``rows`` of the block; -1, where nothing was found, stays."""
+        numbers = rows + self.start if self.row_numbers is None else self.row_numbers[rows]
+        numbers[rows < 0] = -1
+        return numbers
 
     def selected(self, selection: Selection) -> HeldCodes:
         """The same codes, of which only selected ones are live."""

@@ -164,18 +164,22 @@ class Nearest(Question):
         return _batch_of(min(self.depth, index.live_rows))
 
     def chunk(self, codes: HeldCodes, queries: QueryBatch, so_far: NearestPart | None = None) -> NearestPart:
-        k = self.depth
+        distances, rows = self._nearest(codes, queries, so_far)
+        return distances, codes.numbered(rows)
+
+    def _nearest(self, codes: HeldCodes, queries: QueryBatch, so_far: NearestPart | None) -> NearestPart:
+        k, live = self.depth, codes.live
         if self.ranking == "asymmetric":
             assert queries.weights is not None  # the Searcher adds them for this ranking
-            return weighted_top_k(queries.codes, queries.weights, codes.block, k, **codes.where)
+            return weighted_top_k(queries.codes, queries.weights, codes.block, k, live=live)
         if self.ranking == "spherical":
-            return spherical_top_k(queries.codes, codes.block, k, **codes.where)
+            return spherical_top_k(queries.codes, codes.block, k, live=live)
         limits = None
         if so_far is not None and so_far[0].shape[1] == k:
             limits = np.ascontiguousarray(so_far[0][:, -1])
         if codes.tables is not None:
-            return codes.tables.top_k(queries.codes, k, **codes.where, limits=limits)
-        return hamming_top_k(queries.codes, codes.block, k, **codes.where, limits=limits)
+            return codes.tables.top_k(queries.codes, k, live=live, limits=limits)
+        return hamming_top_k(queries.codes, codes.block, k, live=live, limits=limits)
 
     def combine(self, parts: Sequence[NearestPart]) -> NearestPart:
         return merge_top_k(parts, self.depth)
@@ -220,8 +224,10 @@ class WithinRadius(Question):
 
     def chunk(self, codes: HeldCodes, queries: QueryBatch, so_far: Any = None) -> RadiusPart:
         if codes.tables is not None:
-            return codes.tables.radius(queries.codes, self.radius, **codes.where)
-        return hamming_radius(queries.codes, codes.block, self.radius, **codes.where)
+            indptr, distances, rows = codes.tables.radius(queries.codes, self.radius, live=codes.live)
+        else:
+            indptr, distances, rows = hamming_radius(queries.codes, codes.block, self.radius, live=codes.live)
+        return indptr, distances, codes.numbered(rows)
 
     def combine(self, parts: Sequence[RadiusPart]) -> RadiusPart:
         return merge_radius(parts)

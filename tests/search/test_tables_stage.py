@@ -61,11 +61,11 @@ def search(index: Index, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.nd
         full = best is not None and best[0].shape[1] == k
         limits = np.ascontiguousarray(best[0][:, -1]) if best is not None and full else None
         tables = open_tables(index, part, block)
-        options = {"row_numbers": rows, "live": live, "limits": limits}
         if tables is None:
-            found = hamming_top_k(queries, block, k, **options)
+            distances, places = hamming_top_k(queries, block, k, live=live, limits=limits)
         else:
-            found = tables.top_k(queries, k, allowance=None, **options)
+            distances, places = tables.top_k(queries, k, allowance=None, live=live, limits=limits)
+        found = distances, np.where(places < 0, -1, rows[places])
         best = found if best is None else merge_top_k([best, found], k)
     assert best is not None
     return best
@@ -82,7 +82,8 @@ def check_search(index: str, k: int = 7) -> None:
     dead = opened.deleted(0, opened.rows)
     live = None if dead is None else ~dead[numbers]
     queries = every[::37]
-    expected = hamming_top_k(queries, lay_out(every, opened.bits), k, row_numbers=numbers, live=live)
+    distances, places = hamming_top_k(queries, lay_out(every, opened.bits), k, live=live)
+    expected = distances, numbers[places]
     for one, other in zip(search(opened, queries, k), expected, strict=True):
         np.testing.assert_array_equal(one, other)
 

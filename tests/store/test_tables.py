@@ -127,8 +127,8 @@ def test_tables_are_read_back_as_they_were_made(index: Index) -> None:
         for stored, made_now in zip(tables.arrays, fresh.arrays, strict=True):
             np.testing.assert_array_equal(stored, made_now)
         assert 0 <= tables.nbytes - part.nbytes(index) < 4096
-        expected = hamming_top_k(queries, block, 4, first_row=part.chunks[0].start)
-        found = tables.top_k(queries, 4, first_row=part.chunks[0].start, allowance=None)
+        expected = hamming_top_k(queries, block, 4)
+        found = tables.top_k(queries, 4, allowance=None)
         for one, other in zip(expected, found, strict=True):
             np.testing.assert_array_equal(one, other)
 
