@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from och_dist.store import (
     Corpus,
     CorpusRef,
     Index,
+    IndexSegment,
     Job,
     Model,
     Objects,
@@ -85,7 +87,10 @@ def encode(
     for job in _jobs(opened, objects, current, loaded, chunk_rows):
         begin_job(objects, job)
         _copy_model(model, objects)  # again: until the job was announced, 'och gc' could take the model for unused
-        new_rows += run_job(opened, objects, job, context)
+        room = 3 * job.chunk_rows * job.spec.width
+        require_room(opened, context, f"encoding a chunk of {job.chunk_rows} codes", extra_bytes=room)
+        task_of = partial(EncodeChunk, opened.ref, objects.url, job)
+        new_rows += run_job(objects, IndexSegment(job), encode_chunk, task_of, context, verb="encode")
         jobs.append(job)
     if publish and jobs:
         _check_unchanged(opened, jobs)
@@ -171,28 +176,27 @@ def _check_unchanged(corpus: Corpus, jobs: Sequence[Job]) -> None:
         )
 
 
-def run_job(corpus: Corpus, objects: Objects, job: Job, context: Context) -> int:
-    """Encode the chunks that have no record yet; returns the rows encoded now."""
-    codes = job.chunk_rows * job.spec.width
-    require_room(corpus, context, f"encoding a chunk of {job.chunk_rows} codes", extra_bytes=3 * codes)
-    done = done_chunks(objects, job)
-    tasks = [
-        EncodeChunk(corpus.ref, objects.url, job, chunk) for chunk in range(job.spec.n_chunks) if chunk not in done
-    ]
-    advance = context.progress("encode", job.stop - job.start)
-    advance(sum(high - low for low, high in map(job.rows, done)))
-    rows = map_tasks(
-        encode_chunk,
-        tasks,
+def run_job(
+    objects: Objects,
+    draft: IndexSegment,
+    function: Callable[[Any], int],
+    task_of: Callable[[int], Any],
+    context: Context,
+    *,
+    verb: str,
+) -> int:
+    """Run ``function(task_of(chunk))`` for the chunks of a job that have no record yet; returns the sum of it all."""
+    done = done_chunks(objects, draft.job)
+    rows = [stop - start for start, stop in map(draft.bounds, range(draft.job.spec.n_chunks))]
+    advance = context.progress(verb, sum(rows))
+    advance(sum(rows[chunk] for chunk in done))
+    stored = map_tasks(
+        function,
+        [task_of(chunk) for chunk in range(len(rows)) if chunk not in done],
         client=context.client,
-        name="encode_chunk",
+        name=function.__name__,
         advance=advance,
-        weight=_rows_of,
+        weight=lambda task: rows[task.chunk],
         inherited=done,
     )
-    return sum(rows)
-
-
-def _rows_of(task: EncodeChunk) -> int:
-    start, stop = task.job.rows(task.chunk)
-    return stop - start
+    return sum(stored)

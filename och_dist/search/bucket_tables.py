@@ -20,7 +20,6 @@ from och_dist.store import (
     Index,
     IndexRef,
     TablePartition,
-    check_sources,
     cut_segment,
     default_layout,
     has_tables,
@@ -47,7 +46,6 @@ def build_partition(task: BuildTables) -> int:
     index, part = task.index.open(), task.partition
     if has_tables(index, part):  # another attempt was faster
         return 0
-    check_sources(index, part)
     written = write_tables(index, part, _tables(index, part))
     folder = index.segments[part.segment].job.folder
     if index.objects.size(f"{folder}/job.json") is None:

@@ -10,22 +10,19 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-import zarr
 
 from och_dist.errors import BadInputError, IntegrityError
-from och_dist.store.arrays import ArraySpec, open_layout, read_plain_chunk, read_rows
+from och_dist.store.arrays import ArraySpec, open_layout, read_plain_chunk
 from och_dist.store.jobs import Job
 from och_dist.store.manifest import (
+    Version,
     VersionRef,
-    adjoin,
     canonical,
     check_kind,
-    pack_digests,
     pack_numbers,
     read_latest,
     read_version,
     sha256,
-    unpack_digests,
     unpack_numbers,
     version_key,
 )
@@ -61,6 +58,10 @@ class IndexSegment:
         return self.job.stop
 
     @property
+    def folder(self) -> str:
+        return self.job.folder
+
+    @property
     def inputs(self) -> tuple[tuple[int, int, str], ...]:
         """(start, stop, digest of the vectors) of all rows, as they were encoded."""
         return self.sources or ((self.start, self.stop, self.job.input),)
@@ -73,12 +74,12 @@ class IndexSegment:
         return int(self.starts[chunk]), self.stop if last else int(self.starts[chunk + 1])
 
     def to_json(self) -> dict[str, Any]:
-        body = {"job": self.job.id, **self.job.to_json(), "digests": pack_digests(self.digests)}
+        body = {"job": self.job.id, **self.job.to_json(), "digests": pack_numbers(self.digests)}
         if self.sources:
             body["sources"] = [list(source) for source in self.sources]
         if self.starts is not None and self.row_digests is not None:
             body["starts"] = pack_numbers(self.starts, "<i8")
-            body["row_digests"] = pack_digests(self.row_digests)
+            body["row_digests"] = pack_numbers(self.row_digests)
         return body
 
     @classmethod
@@ -88,7 +89,7 @@ class IndexSegment:
             raise IntegrityError(
                 f"{where} lists job {entry.get('job')!r}, but its content makes {job.id}; restore it from a copy"
             )
-        digests = unpack_digests(entry.get("digests", ""), job.spec.n_chunks, where)
+        digests = unpack_numbers(entry.get("digests", ""), job.spec.n_chunks, where)
         if job.kept is None:
             return cls(job, digests)
         sources = tuple((int(start), int(stop), str(source)) for start, stop, source in entry["sources"])
@@ -99,14 +100,14 @@ class IndexSegment:
             )
         if job.whole:
             return cls(job, digests, sources)
-        starts = unpack_numbers(entry["starts"], "<i8", job.spec.n_chunks, where)
+        starts = unpack_numbers(entry["starts"], job.spec.n_chunks, where, "<i8")
         counts = np.diff(np.append(np.arange(0, job.stored_rows, job.chunk_rows), job.stored_rows))
         room = np.diff(np.append(starts, job.stop))
         if len(starts) and (starts[0] != job.start or np.any(room < counts)):
             raise IntegrityError(
                 f"{where} lists a compacted segment whose chunks do not adjoin; restore it from a copy"
             )
-        return cls(job, digests, sources, starts, unpack_digests(entry["row_digests"], job.spec.n_chunks, where))
+        return cls(job, digests, sources, starts, unpack_numbers(entry["row_digests"], job.spec.n_chunks, where))
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,8 @@ class CodeChunk:
 
 
 @dataclass(frozen=True)
-class Index:
-    """One version of an index. It stays readable and unchanged while later versions are published."""
+class Index(Version):
+    """One version of an index."""
 
     url: str
     version: int
@@ -131,18 +132,10 @@ class Index:
     segments: tuple[IndexSegment, ...]
     tombstones: tuple[Tombstones, ...] = ()
 
-    @property
-    def objects(self) -> Objects:
-        return open_objects(self.url)
-
     @cached_property
     def ref(self) -> IndexRef:
         """What a task carries to a worker in place of all this."""
         return IndexRef(self.url, self.version, sha256(canonical(self.to_json())))
-
-    @property
-    def rows(self) -> int:
-        return self.segments[-1].stop if self.segments else 0
 
     @property
     def live_rows(self) -> int:
@@ -187,25 +180,33 @@ class Index:
 
     def read(self, chunk: CodeChunk) -> np.ndarray:
         """Packed codes (rows, bytes) of one chunk."""
-        job = self.segments[chunk.segment].job
-        with self._not_collected():
-            _array(self.url, f"{job.folder}/codes", job.spec)  # its metadata must say what the manifest does
-            return read_plain_chunk(self.objects, f"{job.folder}/codes", job.spec, chunk.chunk)
+        segment = self.segments[chunk.segment]
+        return self._read("codes", segment.job.spec, chunk, segment.digests)
 
     def row_numbers(self, chunk: CodeChunk) -> np.ndarray | None:
         """Global rows (m,) int64, ascending, of the codes of a chunk; None when they are all of [start, stop)."""
-        job = self.segments[chunk.segment].job
-        low, high = job.spec.bounds(chunk.chunk)
-        if high - low == chunk.stop - chunk.start:
+        segment = self.segments[chunk.segment]
+        low, high = segment.job.spec.bounds(chunk.chunk)
+        if segment.row_digests is None or high - low == chunk.stop - chunk.start:
             return None
-        with self._not_collected():
-            rows = read_rows(_array(self.url, f"{job.folder}/rows", job.rows_spec), low, high)[:, 0]
+        rows = self._read("rows", segment.job.rows_spec, chunk, segment.row_digests)[:, 0]
         if rows[0] < chunk.start or rows[-1] >= chunk.stop or np.any(rows[1:] <= rows[:-1]):
             raise IntegrityError(
-                f"the row numbers of chunk {chunk.chunk} of {self.url}/{job.folder} are damaged; "
+                f"the row numbers of chunk {chunk.chunk} of {self.url}/{segment.folder} are damaged; "
                 "'och verify --repair' mends them"
             )
         return rows
+
+    def all_row_numbers(self, chunk: CodeChunk) -> np.ndarray:
+        """Global rows (m,) int64, ascending, of the codes of a chunk."""
+        rows = self.row_numbers(chunk)
+        return np.arange(chunk.start, chunk.stop) if rows is None else rows
+
+    def _read(self, part: str, spec: ArraySpec, chunk: CodeChunk, digests: np.ndarray) -> np.ndarray:
+        prefix = f"{self.segments[chunk.segment].folder}/{part}"
+        with self._not_collected():
+            _check_layout(self.url, prefix, spec)
+            return read_plain_chunk(self.objects, prefix, spec, chunk.chunk, stated=int(digests[chunk.chunk]))
 
     def live(self, chunk: CodeChunk) -> np.ndarray | None:
         """bool (m,): which of the codes that :meth:`read` returns are not deleted; None if none of them is."""
@@ -265,8 +266,9 @@ def model_objects(index_url: str) -> Objects:
 
 
 @lru_cache(maxsize=64)
-def _array(url: str, prefix: str, spec: ArraySpec) -> zarr.Array:
-    return open_layout(open_objects(url), prefix, spec)
+def _check_layout(url: str, prefix: str, spec: ArraySpec) -> None:
+    """The metadata of an array must say what the manifest does."""
+    open_layout(open_objects(url), prefix, spec)
 
 
 def open_version(url: str, version: int | None = None) -> Index:
@@ -311,9 +313,7 @@ def index_from_json(url: str, body: dict[str, Any]) -> Index:
         rows = int(body["rows"])
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"{where} is incomplete ({error}); restore it from a copy") from None
-    ranges = [(segment.start, segment.stop) for segment in segments]
-    if not adjoin(ranges, rows):
-        raise IntegrityError(f"{where} does not add up: {rows} rows in segments {ranges}")
+    index.check_rows(rows, where)
     if {(segment.job.model, segment.job.bits) for segment in segments} != {(index.model, index.bits)}:
         raise IntegrityError(f"{where} mixes models; restore the manifest from a copy")
     check_tombstones(index.tombstones, rows, where)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError
-from och_dist.store.objects import Objects
+from och_dist.store.objects import Objects, open_objects
 
 MAX_MANIFEST_BYTES = 256 << 20
 FORMATS = (1, 2)
@@ -53,12 +53,12 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
     return dict(body)
 
 
-def pack_numbers(numbers: np.ndarray, dtype: str) -> str:
-    """Numbers of a little-endian ``dtype`` as base64."""
+def pack_numbers(numbers: np.ndarray, dtype: str = "<u4") -> str:
+    """Numbers as base64; crc32c are ``<u4``, so that 100,000 chunks fit in half a megabyte of manifest."""
     return base64.b64encode(np.ascontiguousarray(numbers, dtype=dtype).tobytes()).decode()
 
 
-def unpack_numbers(text: str, dtype: str, count: int, where: str) -> np.ndarray:
+def unpack_numbers(text: str, count: int, where: str, dtype: str = "<u4") -> np.ndarray:
     try:
         numbers = np.frombuffer(base64.b64decode(text, validate=True), dtype=dtype)
     except (ValueError, TypeError) as error:
@@ -66,15 +66,6 @@ def unpack_numbers(text: str, dtype: str, count: int, where: str) -> np.ndarray:
     if len(numbers) != count:
         raise IntegrityError(f"{where} holds {len(numbers)} chunk digests, expected {count}; restore it from a copy")
     return numbers
-
-
-def pack_digests(digests: np.ndarray) -> str:
-    """uint32 checksums as base64, so that 100,000 chunks fit in half a megabyte of manifest."""
-    return pack_numbers(digests, "<u4")
-
-
-def unpack_digests(text: str, count: int, where: str) -> np.ndarray:
-    return unpack_numbers(text, "<u4", count, where)
 
 
 def version_key(number: int) -> str:
@@ -138,17 +129,42 @@ def commit_version(objects: Objects, body: dict[str, Any]) -> bool:
     return True
 
 
-class Published(Protocol):
-    """A version of a corpus or an index."""
+class Version:
+    """One version of a corpus or an index: rows in segments that adjoin, listed by a manifest.
+
+    It stays readable and unchanged while later ones are published.
+    """
+
+    url: str
+    version: int
+    segments: tuple[Any, ...]
 
     @property
-    def version(self) -> int: ...
+    def objects(self) -> Objects:
+        return open_objects(self.url)
 
-    def to_json(self) -> dict[str, Any]: ...
+    @property
+    def rows(self) -> int:
+        return self.segments[-1].stop if self.segments else 0
+
+    @property
+    def folders(self) -> set[str]:
+        """Where the segments lie."""
+        return {segment.folder for segment in self.segments}
+
+    def to_json(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def check_rows(self, rows: int, where: str) -> None:
+        """The segments must lead from row 0 to ``rows`` without a gap."""
+        ranges = [(segment.start, segment.stop) for segment in self.segments]
+        ends = [0, *(stop for _, stop in ranges)]
+        if not ranges or [start for start, _ in ranges] != ends[:-1] or ends[-1] != rows:
+            raise IntegrityError(f"{where} does not add up: {rows} rows in segments {ranges}")
 
 
-Current = TypeVar("Current", bound=Published | None)
-Next = TypeVar("Next", bound=Published)
+Current = TypeVar("Current", bound=Version | None)
+Next = TypeVar("Next", bound=Version)
 
 
 def commit(objects: Objects, find: Callable[[str], Current], change: Callable[[Current], Next]) -> tuple[Current, Next]:
@@ -181,12 +197,6 @@ def check_kind(body: dict[str, Any], kind: str, where: str) -> None:
             f"{where} is of kind {body.get('kind')!r}, format {body.get('format')!r}; "
             f"{'an' if kind == 'index' else 'a'} {kind} of format {' or '.join(map(str, FORMATS))} is needed here"
         )
-
-
-def adjoin(ranges: Sequence[tuple[int, int]], rows: int) -> bool:
-    """Whether there are ranges, and they lead from row 0 to ``rows`` without a gap."""
-    ends = [0, *(stop for _, stop in ranges)]
-    return bool(ranges) and [start for start, _ in ranges] == ends[:-1] and ends[-1] == rows
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from och_dist.store.arrays import (
     write_chunk,
 )
 from och_dist.store.corpus import Corpus, Segment, _remembered, find_corpus, open_corpus, vectors_prefix
-from och_dist.store.manifest import commit_version, pack_digests, seal, version_key
+from och_dist.store.manifest import commit_version, pack_numbers, seal, version_key
 from och_dist.store.objects import LocalObjects
 
 Layout = list[tuple[int, int]]
@@ -181,7 +181,7 @@ def lie(url: str, changes: dict[str, Any], segment: dict[str, Any] | None = None
     LocalObjects(url).put(version_key(3), seal(body))
 
 
-DIGESTS = {count: pack_digests(np.zeros(count, "<u4")) for count in (1, 2, 3, 4)}
+DIGESTS = {count: pack_numbers(np.zeros(count, "<u4")) for count in (1, 2, 3, 4)}
 FALSE_SEGMENTS = {
     "gap": {"start": 11, "stop": 17},
     "overlap": {"start": 9, "stop": 15},

@@ -12,7 +12,7 @@ import pytest
 
 from och_dist import OCH
 from och_dist.errors import BadInputError, ConflictError, IntegrityError
-from och_dist.store.arrays import chunk_key, stored_chunk
+from och_dist.store.arrays import chunk_key
 from och_dist.store.index import (
     CodeChunk,
     Index,
@@ -25,7 +25,7 @@ from och_dist.store.index import (
     open_version,
 )
 from och_dist.store.jobs import Job, begin_job, done_chunks, list_jobs, read_job, record_key, write_codes
-from och_dist.store.manifest import commit_version, pack_digests, seal, version_key
+from och_dist.store.manifest import commit_version, pack_numbers, seal, version_key
 from och_dist.store.model import save_model
 from och_dist.store.objects import LocalObjects
 
@@ -153,7 +153,7 @@ def test_a_record_comes_after_its_chunk(url: str, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(KeyboardInterrupt):
         write_codes(objects, job, 0, codes_of(4), np.zeros(12, int), "source")
     assert done_chunks(objects, job) == set()
-    assert stored_chunk(objects, f"{job.folder}/codes", 0) is not None
+    assert objects.size(chunk_key(f"{job.folder}/codes", 0)) is not None
 
 
 def stop_at_record(objects: LocalObjects, key: str, data: bytes, put: Any) -> Any:
@@ -228,7 +228,7 @@ FALSE_MANIFESTS: dict[str, Any] = {
     "hostile job id": lambda body: body["segments"][1].update(job="../../x"),
     "no job id": lambda body: body["segments"][1].pop("job"),
     "other input": lambda body: body["segments"][1].update(input="other"),
-    "few digests": lambda body: body["segments"][1].update(digests=pack_digests(np.zeros(1))),
+    "few digests": lambda body: body["segments"][1].update(digests=pack_numbers(np.zeros(1))),
     "no digests": lambda body: body["segments"][1].pop("digests"),
     "digests of numbers": lambda body: body["segments"][1].update(digests=[1, 2]),
     "mixed models": lambda body: renamed(body["segments"][1], model="cd" * 32),

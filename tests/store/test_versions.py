@@ -17,13 +17,13 @@ from och_dist.store.manifest import (
     MAX_MANIFEST_BYTES,
     canonical,
     commit_version,
-    pack_digests,
+    pack_numbers,
     read_document,
     read_latest,
     read_version,
     seal,
     sha256,
-    unpack_digests,
+    unpack_numbers,
     unseal,
     version_key,
     version_numbers,
@@ -139,16 +139,16 @@ def test_documents(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=20))
 def test_digests_come_back(values: list[int]) -> None:
     digests = np.array(values, "<u4")
-    assert unpack_digests(pack_digests(digests), len(values), "here").tolist() == values
-    assert pack_digests(digests.astype(">u4")) == pack_digests(digests)
+    assert unpack_numbers(pack_numbers(digests), len(values), "here").tolist() == values
+    assert pack_numbers(digests.astype(">u4")) == pack_numbers(digests)
     with pytest.raises(IntegrityError, match=f"holds {len(values)} chunk digests, expected {len(values) + 1}"):
-        unpack_digests(pack_digests(digests), len(values) + 1, "here")
+        unpack_numbers(pack_numbers(digests), len(values) + 1, "here")
 
 
 @pytest.mark.parametrize("text", ["AAAA", "AAAAAA==x", "é", "AAA", 7, None, ["AAAAAA=="]])
 def test_digests_that_are_none(text: Any) -> None:
     with pytest.raises(IntegrityError, match="here holds unreadable chunk digests"):
-        unpack_digests(text, 1, "here")
+        unpack_numbers(text, 1, "here")
 
 
 def test_versions(tmp_path: Path) -> None:
