@@ -15,8 +15,8 @@ from och_dist.kernels.packing import code_words
 from och_dist.options import Option, checked
 from och_dist.stage import WORKING_BYTES, Context, Report, Stopwatch
 from och_dist.store import (
-    FOLDER,
     PARTITION_ROWS,
+    TABLES,
     Index,
     IndexRef,
     TablePartition,
@@ -49,7 +49,7 @@ def build_partition(task: BuildTables) -> int:
     written = write_tables(index, part, _tables(index, part))
     folder = index.segments[part.segment].job.folder
     if index.objects.size(f"{folder}/job.json") is None:
-        index.objects.delete_below(f"{folder}/{FOLDER}")
+        index.objects.delete_below(f"{folder}/{TABLES}")
         raise ConflictError(
             f"{index.url}/{folder} was collected while its tables were made; run 'och tables {index.url}' again"
         )

@@ -69,8 +69,8 @@ from och_dist.store.results import (
 )
 from och_dist.store.runs import begin_run, end_run, holder, locked, read_run, run_numbers
 from och_dist.store.tables import (
-    FOLDER,
     PARTITION_ROWS,
+    TABLES,
     TablePartition,
     cut_segment,
     default_layout,

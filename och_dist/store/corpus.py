@@ -20,7 +20,6 @@ from och_dist.store.ids import IdLayout, ids_prefix, ids_text
 from och_dist.store.manifest import (
     Version,
     VersionRef,
-    check_kind,
     pack_numbers,
     read_document,
     read_latest,
@@ -108,6 +107,8 @@ def vectors_prefix(segment_id: str) -> str:
 @dataclass(frozen=True)
 class Corpus(Version):
     """One version of a corpus, or a single existing Zarr array used as it is (``version`` 0)."""
+
+    kind = "corpus"
 
     url: str
     version: int
@@ -272,16 +273,19 @@ class Corpus(Version):
         return total.hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "format": 1 if self.ids is None else 2,  # 2: with ids, which a writer of 1 would drop
-            "kind": "corpus",
-            "version": self.version,
-            "parent": self.version - 1,
-            "rows": self.rows,
-            "dim": self.dim,
-            "dtype": self.dtype,
-            "segments": [segment.to_json() for segment in self.segments],
-        }
+        ids = 1 if self.ids is None else 2  # 2: with ids, which a writer of 1 would drop
+        return {**super().to_json(), "format": ids, "dim": self.dim, "dtype": self.dtype}
+
+    @classmethod
+    def _parse(cls, url: str, body: dict[str, Any], where: str) -> Corpus:
+        segments = tuple(Segment.from_json(entry, where) for entry in body["segments"])
+        return cls(url, int(body["version"]), int(body["dim"]), str(body["dtype"]), segments)
+
+    def _check(self, where: str) -> None:
+        if self.dtype not in DTYPES or self.dim < 1 or len(self.folders) < len(self.segments):
+            raise IntegrityError(f"{where} does not add up: dim {self.dim}, dtype {self.dtype}, {self.folders}")
+        if len({segment.ids and segment.ids.kind for segment in self.segments}) > 1:
+            raise IntegrityError(f"{where} mixes kinds of ids; restore the manifest from a copy")
 
 
 @lru_cache(maxsize=64)
@@ -316,7 +320,7 @@ def open_corpus(url: str, version: int | None = None) -> Corpus:
     objects = open_objects(url)
     body = read_latest(objects) if version is None else read_version(objects, version) if version else None
     if body is not None:
-        return _from_json(objects.url, body)
+        return Corpus.from_json(objects.url, body)
     if _metadata(objects) is not None:
         return _adopt(objects)
     raise BadInputError(
@@ -325,10 +329,7 @@ def open_corpus(url: str, version: int | None = None) -> Corpus:
     )
 
 
-def find_corpus(url: str) -> Corpus | None:
-    """The newest published corpus at ``url``, None when there is none yet."""
-    body = read_latest(open_objects(url))
-    return None if body is None else _from_json(open_objects(url).url, body)
+find_corpus = Corpus.find
 
 
 class CorpusRef(VersionRef):
@@ -348,24 +349,6 @@ def _remembered(ref: CorpusRef, layout: bytes | None) -> Corpus:
 
 def _metadata(objects: Objects) -> bytes | None:
     return next((data for name in ("zarr.json", ".zarray") if (data := read_document(objects, name)) is not None), None)
-
-
-def _from_json(url: str, body: dict[str, Any]) -> Corpus:
-    where = f"version {body.get('version')} of {url}"
-    check_kind(body, "corpus", where)
-    try:
-        segments = tuple(Segment.from_json(entry, where) for entry in body["segments"])
-        dim, dtype = int(body["dim"]), str(body["dtype"])
-        rows, version = int(body["rows"]), int(body["version"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{where} is incomplete ({error}); restore it from a copy") from None
-    if dtype not in DTYPES or dim < 1 or len({segment.id for segment in segments}) < len(segments):
-        raise IntegrityError(f"{where} does not add up: dim {dim}, dtype {dtype}, {len(segments)} segments")
-    if len({segment.ids and segment.ids.kind for segment in segments}) > 1:
-        raise IntegrityError(f"{where} mixes kinds of ids; restore the manifest from a copy")
-    corpus = Corpus(url, version, dim, dtype, segments)
-    corpus.check_rows(rows, where)
-    return corpus
 
 
 def _adopt(objects: Objects) -> Corpus:

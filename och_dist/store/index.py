@@ -18,7 +18,6 @@ from och_dist.store.manifest import (
     Version,
     VersionRef,
     canonical,
-    check_kind,
     pack_numbers,
     read_latest,
     read_version,
@@ -123,6 +122,8 @@ class CodeChunk:
 @dataclass(frozen=True)
 class Index(Version):
     """One version of an index."""
+
+    kind = "index"
 
     url: str
     version: int
@@ -246,18 +247,30 @@ class Index(Version):
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **super().to_json(),
             # 2: with deleted rows or compacted segments, which a reader of 1 would not see
             "format": 2 if self.tombstones or any(segment.sources for segment in self.segments) else 1,
-            "kind": "index",
-            "version": self.version,
-            "parent": self.version - 1,
             "model": self.model,
             "bits": self.bits,
-            "rows": self.rows,
             "corpus": self.corpus,
-            "segments": [segment.to_json() for segment in self.segments],
             "tombstones": [entry.to_json() for entry in self.tombstones],
         }
+
+    @classmethod
+    def _parse(cls, url: str, body: dict[str, Any], where: str) -> Index:
+        segments = tuple(IndexSegment.from_json(entry, where) for entry in body["segments"])
+        gone = tuple(Tombstones.from_json(entry) for entry in body.get("tombstones", ()))
+        about = (int(body["version"]), str(body["model"]), int(body["bits"]), dict(body["corpus"]))
+        return cls(url, *about, segments, gone)
+
+    def _check(self, where: str) -> None:
+        if {(segment.job.model, segment.job.bits) for segment in self.segments} != {(self.model, self.bits)}:
+            raise IntegrityError(f"{where} mixes models; restore the manifest from a copy")
+        check_tombstones(self.tombstones, self.rows, where)
+        if self.stored_rows < self.live_rows:
+            raise IntegrityError(
+                f"{where} holds {self.stored_rows} codes for {self.live_rows} rows; restore the manifest"
+            )
 
 
 def model_objects(index_url: str) -> Objects:
@@ -277,14 +290,10 @@ def open_version(url: str, version: int | None = None) -> Index:
     body = read_latest(objects) if version is None else read_version(objects, version)
     if body is None:
         raise BadInputError(f"{objects.url} holds no published index; make one with 'och encode CORPUS {objects.url}'")
-    return index_from_json(objects.url, body)
+    return Index.from_json(objects.url, body)
 
 
-def find_index(url: str) -> Index | None:
-    """The newest published version at ``url``, None when there is none yet."""
-    objects = open_objects(url)
-    body = read_latest(objects)
-    return None if body is None else index_from_json(objects.url, body)
+find_index = Index.find
 
 
 class IndexRef(VersionRef):
@@ -299,28 +308,6 @@ class IndexRef(VersionRef):
 def _remembered(ref: IndexRef) -> Index:
     index = open_version(ref.url, ref.version)
     ref.require(index.ref)
-    return index
-
-
-def index_from_json(url: str, body: dict[str, Any]) -> Index:
-    where = f"version {body.get('version')} of {url}"
-    check_kind(body, "index", where)
-    try:
-        segments = tuple(IndexSegment.from_json(entry, where) for entry in body["segments"])
-        gone = tuple(Tombstones.from_json(entry) for entry in body.get("tombstones", ()))
-        about = (int(body["version"]), str(body["model"]), int(body["bits"]), dict(body["corpus"]))
-        index = Index(url, *about, segments, gone)
-        rows = int(body["rows"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{where} is incomplete ({error}); restore it from a copy") from None
-    index.check_rows(rows, where)
-    if {(segment.job.model, segment.job.bits) for segment in segments} != {(index.model, index.bits)}:
-        raise IntegrityError(f"{where} mixes models; restore the manifest from a copy")
-    check_tombstones(index.tombstones, rows, where)
-    if index.stored_rows < index.live_rows:
-        raise IntegrityError(
-            f"{where} holds {index.stored_rows} codes for {index.live_rows} rows; restore the manifest"
-        )
     return index
 
 

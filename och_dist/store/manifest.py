@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
@@ -135,6 +135,7 @@ class Version:
     It stays readable and unchanged while later ones are published.
     """
 
+    kind: ClassVar[str]
     url: str
     version: int
     segments: tuple[Any, ...]
@@ -152,15 +153,50 @@ class Version:
         """Where the segments lie."""
         return {segment.folder for segment in self.segments}
 
-    def to_json(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @classmethod
+    def find(cls, url: str) -> Self | None:
+        """The newest published version at ``url``, None when there is none yet."""
+        objects = open_objects(url)
+        body = read_latest(objects)
+        return None if body is None else cls.from_json(objects.url, body)
 
-    def check_rows(self, rows: int, where: str) -> None:
-        """The segments must lead from row 0 to ``rows`` without a gap."""
-        ranges = [(segment.start, segment.stop) for segment in self.segments]
+    def to_json(self) -> dict[str, Any]:
+        """The manifest."""
+        return {
+            "kind": self.kind,
+            "version": self.version,
+            "parent": self.version - 1,
+            "rows": self.rows,
+            "segments": [segment.to_json() for segment in self.segments],
+        }
+
+    @classmethod
+    def from_json(cls, url: str, body: dict[str, Any]) -> Self:
+        """What a manifest lists; not that of something else, nor of a format that came after this package."""
+        where = f"version {body.get('version')} of {url}"
+        if body.get("kind") != cls.kind or body.get("format") not in FORMATS:
+            raise BadInputError(
+                f"{where} is of kind {body.get('kind')!r}, format {body.get('format')!r}; "
+                f"{'an' if cls.kind == 'index' else 'a'} {cls.kind} of format {' or '.join(map(str, FORMATS))} is "
+                "needed here"
+            )
+        try:
+            found, rows = cls._parse(url, body, where), int(body["rows"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"{where} is incomplete ({error}); restore it from a copy") from None
+        ranges = [(segment.start, segment.stop) for segment in found.segments]
         ends = [0, *(stop for _, stop in ranges)]
         if not ranges or [start for start, _ in ranges] != ends[:-1] or ends[-1] != rows:
             raise IntegrityError(f"{where} does not add up: {rows} rows in segments {ranges}")
+        found._check(where)
+        return found
+
+    @classmethod
+    def _parse(cls, url: str, body: dict[str, Any], where: str) -> Self:
+        raise NotImplementedError
+
+    def _check(self, where: str) -> None:
+        """:class:`IntegrityError` unless it can be: its segments adjoin."""
 
 
 Current = TypeVar("Current", bound=Version | None)
@@ -188,15 +224,6 @@ def commit(objects: Objects, find: Callable[[str], Current], change: Callable[[C
         f"{objects.url} was published {RACES} times while this command tried to, and nothing of it was published; "
         "run the command again"
     )
-
-
-def check_kind(body: dict[str, Any], kind: str, where: str) -> None:
-    """Refuse the manifest of something else, or of a format that came after this version of the package."""
-    if body.get("kind") != kind or body.get("format") not in FORMATS:
-        raise BadInputError(
-            f"{where} is of kind {body.get('kind')!r}, format {body.get('format')!r}; "
-            f"{'an' if kind == 'index' else 'a'} {kind} of format {' or '.join(map(str, FORMATS))} is needed here"
-        )
 
 
 @dataclass(frozen=True)

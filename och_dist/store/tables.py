@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # and else by the functions that compute with tables: Numba t
     from och_dist.kernels.hamming import CodeBlock
 
 FORMAT = 1
-FOLDER = "tables"
+TABLES = "tables"
 PARTITION_ROWS = 1 << 24
 NAME = re.compile(r"([1-9]\d{0,9})x([1-9]\d{0,2})")
 
@@ -61,7 +61,7 @@ class TablePartition:
     def prefix(self, index: Index) -> str:
         """The folder of its tables; the record is a file of that name."""
         assert self.layout is not None  # asked only of partitions that have, or will have, tables
-        return f"{index.segments[self.segment].folder}/{FOLDER}/{self.layout.name}/{self.number:06d}"
+        return f"{index.segments[self.segment].folder}/{TABLES}/{self.layout.name}/{self.number:06d}"
 
     def specs(self, index: Index) -> tuple[ArraySpec, ArraySpec]:
         """Layout of the sorted rows (m, rows) and of the offsets (m, values + 1), one chunk per table."""
@@ -117,7 +117,7 @@ def find_tables(index: Index) -> list[TablePartition]:
 
 
 def _stored_layouts(index: Index, segment: int) -> list[TableLayout]:
-    names = index.objects.folders(f"{index.segments[segment].folder}/{FOLDER}")
+    names = index.objects.folders(f"{index.segments[segment].folder}/{TABLES}")
     return [layout for layout in map(TableLayout.from_name, names) if layout is not None]
 
 
@@ -238,7 +238,7 @@ def remove_tables(objects: Objects, folders: Sequence[str] | None = None) -> int
     """Delete the tables of all segments, or of those in ``folders``, records first; returns the number of objects."""
     removed = 0
     for folder in [f"segments/{name}" for name in objects.folders("segments")] if folders is None else folders:
-        keys = [key for key, _, _ in objects.list(f"{folder}/{FOLDER}")]
+        keys = [key for key, _, _ in objects.list(f"{folder}/{TABLES}")]
         records = [key for key in keys if key.count("/") == 4 and key.endswith(".json")]
         objects.delete_all(records)
         objects.delete_all([key for key in keys if key not in set(records)])

@@ -12,9 +12,9 @@ from och_dist.cluster import map_tasks
 from och_dist.encode import CLAIMS, COLLECTED
 from och_dist.errors import BadInputError, IntegrityError, OchError
 from och_dist.stage import Context
-from och_dist.store import FOLDER as TABLES
 from och_dist.store import (
     MODELS,
+    TABLES,
     ArraySpec,
     Corpus,
     Index,

@@ -28,7 +28,7 @@ from och_dist.store import (
     version_numbers,
 )
 from och_dist.upkeep.integrity import Damage, Findings, attempt, find_damage, lost_jobs
-from och_dist.upkeep.mending import repair_index
+from och_dist.upkeep.repair import repair_index
 
 LISTED = 20
 

@@ -18,7 +18,7 @@ from och_dist.store import arrays, corpus, index
 from och_dist.store.objects import BucketObjects, LocalObjects, Objects
 
 # All modules that look at checksums, so that none of them is imported later, with its guard up.
-from och_dist.upkeep import mending as repair
+from och_dist.upkeep import repair
 from och_dist.upkeep import verification as verify  # noqa: F401
 
 

@@ -19,7 +19,6 @@ from och_dist.store.index import (
     IndexSegment,
     _remembered,
     find_index,
-    index_from_json,
     model_objects,
     next_version,
     open_version,
@@ -79,7 +78,7 @@ def test_versions(url: str) -> None:
     assert [open_version(url, version).rows for version in (1, 2, 3)] == [10, 13, 17]
     assert find_index(url) == index
     assert index.ref.open() is index.ref.open()
-    assert index_from_json(index.url, index.to_json()) == index
+    assert Index.from_json(index.url, index.to_json()) == index
 
 
 def test_workers_notice_an_index_made_anew_at_the_same_place(url: str) -> None:

@@ -18,9 +18,9 @@ from och_dist.encode import check_unmarked, checked_segment, claimed, clear_left
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError, OchError
 from och_dist.kernels.packing import count_ones
 from och_dist.stage import Context, require_room
-from och_dist.store import FOLDER as TABLES
 from och_dist.store import (
     RANGE_ROWS,
+    TABLES,
     Corpus,
     CorpusRef,
     Index,
@@ -75,7 +75,7 @@ def repair_index(
                 continue
             try:
                 vectors = _corpus_for(index, segment, len(lost["codes"] - {None}), corpus)
-                made[segment.job] = _next_generation(_Work(index, segment, lost, vectors), context, claims)
+                made[segment.job] = _next_generation(_DamagedSegment(index, segment, lost, vectors), context, claims)
             except (IntegrityError, ConflictError, BadInputError) as error:
                 failed.append(str(error))
         published = commit(objects, open_version, partial(_replaced, made))[1]
@@ -138,7 +138,7 @@ def _dropped_rows(index: Index, entry: Tombstones) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _DamagedSegment:
     """A damaged segment of an index version, the chunks that are lost of each part (None: its metadata), and the
     corpus where codes have to be made again."""
 
@@ -171,41 +171,41 @@ def _corpus_for(index: Index, segment: IndexSegment, lost: int, url: str | None)
     return corpus
 
 
-def _next_generation(work: _Work, context: Context, claims: ExitStack) -> IndexSegment:
+def _next_generation(damaged: _DamagedSegment, context: Context, claims: ExitStack) -> IndexSegment:
     """The segment made again, checked, and claimed until it is published.
 
     A generation that an earlier repair left unfinished goes on; one that is itself damaged, or marked by 'och gc', is
     passed over.
     """
-    objects, old = work.index.objects, work.segment.job
+    objects, old = damaged.index.objects, damaged.segment.job
     for generation in range(old.generation + 1, old.generation + 1 + GENERATIONS):
         job = replace(old, generation=generation)
-        _require_listed(work)
+        _require_listed(damaged)
         try:
             check_unmarked(objects, [job])
             begin_job(objects, job)
         except (IntegrityError, ConflictError):
             continue
         try:
-            _store_chunks(work, job, context)
+            _store_chunks(damaged, job, context)
             claims.enter_context(claimed(objects, [job]))
         except ConflictError:
             continue
         try:
-            return _checked(work, job, context)
+            return _checked(damaged, job, context)
         except IncompleteError:  # records are gone: another repair may have published them
-            _require_listed(work)
+            _require_listed(damaged)
             raise
     raise IntegrityError(
-        f"{GENERATIONS} generations of job {old.id} in {work.index.url} were begun, and each is damaged itself; "
-        f"check the storage, remove them with 'och gc {work.index.url} --job {old.id}', and repair again"
+        f"{GENERATIONS} generations of job {old.id} in {damaged.index.url} were begun, and each is damaged itself; "
+        f"check the storage, remove them with 'och gc {damaged.index.url} --job {old.id}', and repair again"
     )
 
 
-def _require_listed(work: _Work) -> None:
+def _require_listed(damaged: _DamagedSegment) -> None:
     """Stop when the damaged segment is no part of the newest version any more: then nothing is left to be done."""
-    if all(part.job != work.segment.job for part in open_version(work.index.url).segments):
-        raise ConflictError(f"{work.segment.folder} was replaced meanwhile; run 'och verify {work.index.url}'")
+    if all(part.job != damaged.segment.job for part in open_version(damaged.index.url).segments):
+        raise ConflictError(f"{damaged.segment.folder} was replaced meanwhile; run 'och verify {damaged.index.url}'")
 
 
 @dataclass(frozen=True)
@@ -281,25 +281,25 @@ def _encoded(task: RepairChunk, rows: np.ndarray) -> np.ndarray:
     return codes
 
 
-def _store_chunks(work: _Work, job: Job, context: Context) -> None:
+def _store_chunks(damaged: _DamagedSegment, job: Job, context: Context) -> None:
     """Store the chunks that have no record yet."""
-    index, corpus = work.index, work.corpus
+    index, corpus = damaged.index, damaged.corpus
     if corpus is not None:
         room = 3 * job.chunk_rows * (job.spec.width + 8)
         require_room(corpus, context, f"encoding a chunk of {job.chunk_rows} codes again", extra_bytes=room)
-    number, vectors = index.segments.index(work.segment), None if corpus is None else corpus.ref
+    number, vectors = index.segments.index(damaged.segment), None if corpus is None else corpus.ref
 
     def task_of(chunk: int) -> RepairChunk:
-        lost = tuple(part for part, chunks in work.lost.items() if chunk in chunks)
+        lost = tuple(part for part, chunks in damaged.lost.items() if chunk in chunks)
         return RepairChunk(index.ref, number, job, chunk, lost, vectors)
 
-    run_job(index.objects, replace(work.segment, job=job), repair_chunk, task_of, context, verb="repair")
+    run_job(index.objects, replace(damaged.segment, job=job), repair_chunk, task_of, context, verb="repair")
 
 
-def _checked(work: _Work, job: Job, context: Context) -> IndexSegment:
+def _checked(damaged: _DamagedSegment, job: Job, context: Context) -> IndexSegment:
     """The new generation as a segment, after its stored chunks were compared with their records and the manifest."""
-    published = replace(work.segment, job=job)
-    made = checked_segment(work.index.objects, published, context)
+    published = replace(damaged.segment, job=job)
+    made = checked_segment(damaged.index.objects, published, context)
     if made.to_json() != published.to_json():
         raise IntegrityError(f"{job.folder} does not hold what was published; run 'och verify --repair' again")
     return made
