@@ -92,6 +92,12 @@ def chunk_key(prefix: str, chunk: int) -> str:
     return f"{prefix}/c/{chunk}/0"
 
 
+def _missing(objects: Objects, key: str) -> IntegrityError:
+    return IntegrityError(
+        f"chunk {objects.url}/{key} is missing; a missing chunk is never read as zeros: run 'och verify {objects.url}'"
+    )
+
+
 def trailing_crc(data: bytes) -> int:
     return int.from_bytes(data[-4:], "little")
 
@@ -122,10 +128,7 @@ class ObjectZarrStore(Store):
         data = await asyncio.to_thread(self._read, self.prefix + key, byte_range)
         if data is None:
             if self.strict and not key.endswith(METADATA):
-                raise IntegrityError(
-                    f"chunk {self.objects.url}/{self.prefix}{key} is missing; a missing chunk is never read as zeros: "
-                    f"run 'och verify {self.objects.url}'"
-                )
+                raise _missing(self.objects, self.prefix + key)
             return None
         return prototype.buffer.from_bytes(data)
 
@@ -333,10 +336,7 @@ def read_plain_chunk(
     """
     found = find_chunk(objects, prefix, chunk, stated=stated, nbytes=spec.stored_bytes)
     if found.fault == MISSING:
-        raise IntegrityError(
-            f"chunk {objects.url}/{chunk_key(prefix, chunk)} is missing; a missing chunk is never read as zeros: "
-            f"run 'och verify {objects.url}'"
-        )
+        raise _missing(objects, chunk_key(prefix, chunk))
     if found.fault is not None:
         low, high = spec.bounds(chunk)
         raise IntegrityError(

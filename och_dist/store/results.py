@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.store.arrays import ArraySpec, create_array, open_array, read_rows, write_chunk
+from och_dist.store.ids import ids_text
 from och_dist.store.manifest import canonical, read_document, seal, unseal
 from och_dist.store.objects import LocalObjects, replacing
 
@@ -222,23 +223,20 @@ def _stored_ids(ids: np.ndarray, width: int) -> np.ndarray:
     """Ids (m, n) as they are stored: int64, or strings as bytes (m, n * width), each padded with NUL to ``width``."""
     if ids.dtype.kind != "U":
         return ids
-    return np.strings.encode(ids, "utf-8").astype(f"S{width}").view(np.uint8).reshape(len(ids), -1)
+    return np.strings.encode(ids, "utf-8").astype(f"S{width}").view(np.uint8).reshape(len(ids), ids.shape[1] * width)
 
 
 def _read_ids(stored: np.ndarray, width: int) -> np.ndarray:
     """Ids (m, n) of stored ones: int64, or strings."""
-    if stored.dtype != np.uint8:
-        return stored
-    return np.strings.decode(np.ascontiguousarray(stored).view(f"S{width}"), "utf-8").reshape(len(stored), -1)
+    width = width if stored.dtype == np.uint8 else 1
+    return ids_text(stored.reshape(-1, width)).reshape(len(stored), stored.shape[1] // width)
 
 
 def _write_spooled(path: Path, suffix: str, batches: Iterator[Lists], about: dict[str, Any]) -> None:
     """Spool the entries of every column to a file, then store them as arrays."""
     width = int(about.get("id_width", 0))
-    spool = path.with_name(f"{path.name}.spool")
-    spool.mkdir()
-    try:
-        indptr, columns = _spool(spool, batches, width)
+    with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as spool:
+        indptr, columns = _spool(Path(spool), batches, width)
         if suffix == ".npz":
             flat = {name: (_read_ids(v, width) if name == "ids" else v)[:, 0] for name, v in columns.items()}
             _write_npz(path, {"indptr": indptr, **flat})
@@ -251,8 +249,6 @@ def _write_spooled(path: Path, suffix: str, batches: Iterator[Lists], about: dic
             for number in range(spec.n_chunks):
                 write_chunk(objects, name, number, np.asarray(values[slice(*spec.bounds(number))]))
         _describe(objects, {**about, "queries": len(indptr) - 1, "entries": int(indptr[-1])})
-    finally:
-        shutil.rmtree(spool)
 
 
 def _spool(folder: Path, batches: Iterator[Lists], id_width: int) -> tuple[np.ndarray, Columns]:

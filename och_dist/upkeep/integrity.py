@@ -28,10 +28,8 @@ from och_dist.store import (
     ids_prefix,
     load_model,
     model_objects,
-    open_corpus,
     open_layout,
     open_objects,
-    open_version,
     read_bitmap,
     read_job,
     read_rows,
@@ -68,8 +66,8 @@ class Damage:
 
 
 @dataclass(frozen=True)
-class Findings:
-    """All versions that there are, those of them that can be opened, and every fault."""
+class Scan:
+    """What was found at a place: the versions that there are, those that can be opened, and every fault."""
 
     url: str
     numbers: tuple[int, ...]
@@ -92,24 +90,27 @@ class Findings:
         return sorted({index.model for index in self.indexes})
 
     @cached_property
-    def standing(self) -> list[Damage]:
-        """The faults that count: all but those of segments that the newest version holds in a later generation."""
-        return [damage for damage in self.damage if not self._is_replaced(damage)]
+    def superseded(self) -> list[Damage]:
+        """The faults of segments that the newest version holds in a later generation; only older versions list them."""
+        if not isinstance(self.newest, Index):
+            return []
+        newest = {part.job.id: part.job.generation for part in self.newest.segments}
+        found = []
+        for damage in self.damage:
+            job, _, generation = damage.folder.removeprefix("segments/").partition(".")
+            replaced = generation.isdigit() and int(generation) < newest.get(job, 0)
+            if replaced and damage.part != ANNOUNCEMENT:  # others than readers look at announcements
+                found.append(damage)
+        return found
 
     @cached_property
-    def superseded(self) -> list[Damage]:
-        """The faults of repaired segments; only older versions list them."""
-        return [damage for damage in self.damage if self._is_replaced(damage)]
-
-    def _is_replaced(self, damage: Damage) -> bool:
-        if damage.part == ANNOUNCEMENT or not isinstance(self.newest, Index):  # others than readers look at these
-            return False
-        held = {part.job.id: part.job.generation for part in self.newest.segments}
-        job, _, generation = damage.folder.removeprefix("segments/").partition(".")
-        return generation.isdigit() and int(generation) < held.get(job, 0)
+    def standing(self) -> list[Damage]:
+        """The faults that count: all others."""
+        superseded = set(self.superseded)
+        return [damage for damage in self.damage if damage not in superseded]
 
 
-def find_damage(path: str, context: Context) -> Findings:
+def find_damage(path: str, context: Context) -> Scan:
     """Look at every version at ``path``, at all that they list, and at the jobs beside them."""
     objects = open_objects(path)
     numbers = version_numbers(objects)
@@ -143,7 +144,7 @@ def find_damage(path: str, context: Context) -> Findings:
     damage += _compare(objects.url, arrays, bitmaps, context)
     chunks = sum(len(digests) for _, digests in arrays.values())
     # A segment that several versions list is looked at once for each of them.
-    return Findings(objects.url, tuple(numbers), tuple(opened), tuple(dict.fromkeys(damage)), chunks)
+    return Scan(objects.url, tuple(numbers), tuple(opened), tuple(dict.fromkeys(damage)), chunks)
 
 
 def _compare(
@@ -178,12 +179,14 @@ def attempt(damage: list[Damage], place: str, action: Callable[[], Any]) -> Any:
 
 def open_any(path: str, number: int) -> Version:
     """A version of a corpus or of an index."""
-    kind = read_version(open_objects(path), number).get("kind")
-    if kind == "corpus":
-        return open_corpus(path, number)
-    if kind == "index":
-        return open_version(path, number)
-    raise BadInputError(f"version {number} of {path} is of kind {kind!r}; a corpus or an index can be verified")
+    objects = open_objects(path)
+    body = read_version(objects, number)
+    for kind in (Corpus, Index):
+        if body.get("kind") == kind.kind:
+            return kind.from_json(objects.url, body)
+    raise BadInputError(
+        f"version {number} of {path} is of kind {body.get('kind')!r}; a corpus or an index can be verified"
+    )
 
 
 def _arrays(version: Version) -> Iterable[Array]:

@@ -48,28 +48,26 @@ from och_dist.store import (
     version_numbers,
     write_codes,
 )
-from och_dist.upkeep.integrity import ANNOUNCEMENT, Findings
+from och_dist.upkeep.integrity import ANNOUNCEMENT, Scan
 
 GENERATIONS = 20
 PARTS = ("codes", "rows", "ones")
 
 
-def repair_index(
-    index: Index, findings: Findings, *, corpus: str | None, context: Context
-) -> tuple[list[str], list[str]]:
+def repair_index(index: Index, scan: Scan, *, corpus: str | None, context: Context) -> tuple[list[str], list[str]]:
     """Mend what can be mended of the newest version of an index, and publish it; running it again goes on.
 
     Returns what was mended, and why the rest was not, each in a sentence.
     """
     objects = index.objects
     objects.require_put_if_absent()
-    mended = [*_restore_announcements(objects, findings), *_restore_bitmaps(objects, index)]
-    mended += _remove_tables(objects, findings)
+    mended = [*_restore_announcements(objects, scan), *_restore_bitmaps(objects, index)]
+    mended += _remove_tables(objects, scan)
     failed: list[str] = []
     made: dict[Job, IndexSegment] = {}
     with ExitStack() as claims:
         for segment in index.segments:
-            faults = [fault for fault in findings.damage if fault.folder == segment.folder]
+            faults = [fault for fault in scan.damage if fault.folder == segment.folder]
             lost = {part: {fault.chunk for fault in faults if fault.part == part} for part in PARTS}
             if not any(lost.values()):
                 continue
@@ -86,11 +84,11 @@ def repair_index(
     return mended, failed
 
 
-def _restore_announcements(objects: Objects, findings: Findings) -> list[str]:
+def _restore_announcements(objects: Objects, scan: Scan) -> list[str]:
     """Put the job.json of published segments as their manifests have them."""
     mended = []
-    damaged = {damage.folder for damage in findings.damage if damage.part == ANNOUNCEMENT}
-    jobs = {part.job for index in findings.indexes for part in index.segments if part.folder in damaged}
+    damaged = {damage.folder for damage in scan.damage if damage.part == ANNOUNCEMENT}
+    jobs = {part.job for index in scan.indexes for part in index.segments if part.folder in damaged}
     for job in sorted(jobs, key=lambda job: job.folder):
         with suppress(IntegrityError):
             if read_job(objects, job.folder) == job:  # restored by another repair
@@ -101,8 +99,8 @@ def _restore_announcements(objects: Objects, findings: Findings) -> list[str]:
     return mended
 
 
-def _remove_tables(objects: Objects, findings: Findings) -> list[str]:
-    folders = sorted({damage.folder for damage in findings.damage if damage.part == TABLES})
+def _remove_tables(objects: Objects, scan: Scan) -> list[str]:
+    folders = sorted({damage.folder for damage in scan.damage if damage.part == TABLES})
     remove_tables(objects, folders)
     return [
         f"the bucket tables of {folder} were removed: make them again with 'och tables {objects.url}'"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -27,7 +26,7 @@ from och_dist.store import (
     unseal,
     version_numbers,
 )
-from och_dist.upkeep.integrity import Damage, Findings, attempt, find_damage, lost_jobs
+from och_dist.upkeep.integrity import Damage, Scan, attempt, find_damage, lost_jobs
 from och_dist.upkeep.repair import repair_index
 
 LISTED = 20
@@ -54,30 +53,30 @@ def verify(
     objects = open_objects(path)
     if not version_numbers(objects):
         return _verify_unversioned(watch, objects, context)
-    findings, found = find_damage(path, context), 0
+    scan, found = find_damage(path, context), 0
     mended: list[str] = []
     failed: list[str] = []
-    index = findings.newest
+    index = scan.newest
     if repair and isinstance(index, Index):
         for segment in index.segments:
             if segment.job.generation:  # of a repair that was killed after it had published
                 clear_leftovers(objects, segment.job)
-        if findings.standing:
-            found = len(findings.standing)
-            mended, failed = repair_index(index, findings, corpus=corpus, context=context)
-            findings = find_damage(path, context)
-    if findings.standing:
-        raise IntegrityError(_account(findings, mended, failed))
+        if scan.standing:
+            found = len(scan.standing)
+            mended, failed = repair_index(index, scan, corpus=corpus, context=context)
+            scan = find_damage(path, context)
+    if scan.standing:
+        raise IntegrityError(_account(scan, mended, failed))
     facts = {"repaired": found, "mended": mended} if repair else {}
     return watch.report(
         "nothing to do" if repair and not found else "done",
-        path=findings.url,
-        versions=list(findings.numbers),
-        chunks=findings.chunks,
-        models=len(findings.models),
+        path=scan.url,
+        versions=list(scan.numbers),
+        chunks=scan.chunks,
+        models=len(scan.models),
         damaged=0,
         **facts,
-        superseded=[f"{damage.text}, in older versions only" for damage in findings.superseded],
+        superseded=[f"{damage.text}, in older versions only" for damage in scan.superseded],
     )
 
 
@@ -99,14 +98,14 @@ def check_jobs(index: str, *, jobs: Jobs, context: Context | None = None) -> Rep
     return watch.report("done" if found else "nothing to do", index=objects.url, chunks=chunks, damaged=0)
 
 
-def _account(findings: Findings, mended: Sequence[str], failed: Sequence[str]) -> str:
+def _account(scan: Scan, mended: Sequence[str], failed: Sequence[str]) -> str:
     """All faults, what was mended, and what to do about the rest."""
-    text = _listing(findings.standing, findings.url)
+    text = _listing(scan.standing, scan.url)
     if mended:
         text = f"repaired: {'; '.join(mended[:LISTED])}. There remain {text}"
     if failed:
         return f"{text} Not repaired: {'; '.join(failed[:LISTED])}."
-    return f"{text} {' '.join(_remedies(findings, tried=bool(mended)))}"
+    return f"{text} {' '.join(_remedies(scan, tried=bool(mended)))}"
 
 
 def _listing(damage: Sequence[Damage], url: str) -> str:
@@ -114,9 +113,9 @@ def _listing(damage: Sequence[Damage], url: str) -> str:
     return f"{len(damage)} faults in {url}: {listed}."
 
 
-def _remedies(findings: Findings, *, tried: bool) -> list[str]:
+def _remedies(scan: Scan, *, tried: bool) -> list[str]:
     """A sentence for every kind of fault."""
-    newest, faults, url = findings.newest, findings.standing, findings.url
+    newest, faults, url = scan.newest, scan.standing, scan.url
     if isinstance(newest, Corpus):
         return [_corpus_remedy(newest, faults)]
     remedies = []
@@ -177,22 +176,15 @@ def _verify_unversioned(watch: Stopwatch, objects: Objects, context: Context) ->
             "run the command that makes it again"
         )
     corpus = open_corpus(objects.url)
-    tasks = [ReadPartition(corpus.ref, start, stop) for start, stop in corpus.partitions()]
-    rows = map_tasks(read_partition, tasks, client=context.client, name="read_partition")
-    return watch.report(path=corpus.url, versions=[], chunks=len(tasks), rows=sum(rows), damaged=0)
+    parts = corpus.partitions()
+    rows = map_tasks(partial(read_partition, corpus.ref), parts, client=context.client, name="read_partition")
+    return watch.report(path=corpus.url, versions=[], chunks=len(parts), rows=sum(rows), damaged=0)
 
 
 def _check_trained(objects: Objects, key: str) -> None:
     unseal(objects.get(key), f"{objects.url}/{key}")
 
 
-@dataclass(frozen=True)
-class ReadPartition:
-    corpus: CorpusRef
-    start: int
-    stop: int
-
-
-def read_partition(task: ReadPartition) -> int:
-    """Decode rows of an adopted Zarr array; its own codecs find what they can."""
-    return sum(len(block) for _, block in task.corpus.open().blocks(task.start, task.stop))
+def read_partition(corpus: CorpusRef, rows: tuple[int, int]) -> int:
+    """Decode rows [start, stop) of an adopted Zarr array; its own codecs find what they can."""
+    return sum(len(block) for _, block in corpus.open().blocks(*rows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from och_dist.store.arrays import (
     write_chunk,
 )
 from och_dist.store.objects import LocalObjects
+from tests.support.races import together
 
 DTYPES = ["<f2", "<f4", "<f8", "|u1", "|i1", "<i4", "<i8"]
 
@@ -214,22 +215,8 @@ def test_an_array_without_checksums_is_not_ours(objects: LocalObjects) -> None:
 
 def test_race_of_creators(tmp_path: Path) -> None:
     for round_ in range(5):
-        objects, errors = LocalObjects(tmp_path / str(round_)), []
-        barrier = threading.Barrier(4)
-
-        def run(objects: LocalObjects = objects, errors: list[Any] = errors, barrier: Any = barrier) -> None:
-            barrier.wait()
-            try:
-                create_array(objects, "a", SPEC)
-            except Exception as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=run) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
+        objects = LocalObjects(tmp_path / str(round_))
+        assert together(*[partial(create_array, objects, "a", SPEC)] * 4) == [None] * 4
 
 
 def test_a_creator_that_comes_second(objects: LocalObjects, monkeypatch: pytest.MonkeyPatch) -> None:
