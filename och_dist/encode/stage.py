@@ -78,15 +78,20 @@ def encode(
 ) -> Report:
     """Encode every row of ``corpus`` that the newest version of ``index`` does not hold under ``model``."""
     watch, context = Stopwatch("encode"), context or Context()
-    check_expected(split_model_path(model)[1], expect_model)
+    folder, address = split_model_path(model)
+    check_expected(address, expect_model)
     opened, objects = open_corpus(corpus), open_objects(index)
     current, new_rows = find_index(index), 0  # first: nothing is put into a folder that holds something else
-    loaded = _bring_model(model, objects, opened)
+    trained, models = open_objects(folder), model_objects(objects.url)
+    loaded = load_model(trained, address)
+    _check_dimension(loaded, opened)
+    objects.require_put_if_absent()
+    copy_model(trained, address, models)
     events.say("sample", bits=loaded.n_bits, sample=loaded.provenance.get("sample"))
     jobs: list[Job] = []
     for job in _jobs(opened, objects, current, loaded, chunk_rows):
         begin_job(objects, job)
-        _copy_model(model, objects)  # again: until the job was announced, 'och gc' could take the model for unused
+        copy_model(trained, address, models)  # again: 'och gc' takes a model for unused that no job has announced
         room = 3 * job.chunk_rows * job.spec.width
         require_room(opened, context, f"encoding a chunk of {job.chunk_rows} codes", extra_bytes=room)
         task_of = partial(EncodeChunk, opened.ref, objects.url, job)
@@ -111,23 +116,12 @@ def encode(
     )
 
 
-def _bring_model(path: str, objects: Objects, corpus: Corpus) -> Model:
-    """Load and check the model, and put it beside the codes."""
-    folder, address = split_model_path(path)
-    loaded = load_model(open_objects(folder), address)
-    if loaded.hasher.n_features_in_ != corpus.dim:
+def _check_dimension(model: Model, corpus: Corpus) -> None:
+    if model.hasher.n_features_in_ != corpus.dim:
         raise BadInputError(
-            f"model {address[:16]} takes {loaded.hasher.n_features_in_}-d vectors, the corpus {corpus.url} is "
+            f"model {model.address[:16]} takes {model.hasher.n_features_in_}-d vectors, the corpus {corpus.url} is "
             f"{corpus.dim}-d; train a model on this corpus"
         )
-    objects.require_put_if_absent()
-    _copy_model(path, objects)
-    return loaded
-
-
-def _copy_model(path: str, objects: Objects) -> None:
-    folder, address = split_model_path(path)
-    copy_model(open_objects(folder), address, model_objects(objects.url))
 
 
 def _jobs(corpus: Corpus, objects: Objects, current: Index | None, model: Model, chunk_rows: int) -> Iterator[Job]:

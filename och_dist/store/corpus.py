@@ -20,6 +20,7 @@ from och_dist.store.ids import IdLayout, ids_prefix, ids_text
 from och_dist.store.manifest import (
     Version,
     VersionRef,
+    open_remembered,
     pack_numbers,
     read_document,
     read_latest,
@@ -336,15 +337,9 @@ class CorpusRef(VersionRef):
     """A corpus version as tasks carry it. An adopted array (``version`` 0) has no fingerprint."""
 
     def open(self) -> Corpus:
-        """:func:`open_corpus` with a memory: a version is known by its content, an adopted array by its metadata."""
-        return _remembered(self, None if self.version else _metadata(open_objects(self.url)))
-
-
-@lru_cache(maxsize=16)
-def _remembered(ref: CorpusRef, layout: bytes | None) -> Corpus:
-    corpus = open_corpus(ref.url, ref.version)
-    ref.require(corpus.ref)
-    return corpus
+        layout = None if self.version else _metadata(open_objects(self.url))
+        corpus: Corpus = open_remembered(self, open_corpus, layout)
+        return corpus
 
 
 def _metadata(objects: Objects) -> bytes | None:

@@ -18,6 +18,7 @@ from och_dist.store.manifest import (
     Version,
     VersionRef,
     canonical,
+    open_remembered,
     pack_numbers,
     read_latest,
     read_version,
@@ -300,15 +301,8 @@ class IndexRef(VersionRef):
     """An index version as tasks carry it."""
 
     def open(self) -> Index:
-        """:func:`open_version` with a memory, by content."""
-        return _remembered(self)
-
-
-@lru_cache(maxsize=16)
-def _remembered(ref: IndexRef) -> Index:
-    index = open_version(ref.url, ref.version)
-    ref.require(index.ref)
-    return index
+        index: Index = open_remembered(self, open_version)
+        return index
 
 
 def next_version(index: Index | None, segments: tuple[IndexSegment, ...], corpus: dict[str, Any], url: str) -> Index:

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -234,10 +235,18 @@ class VersionRef:
     version: int
     fingerprint: str
 
-    def require(self, found: VersionRef) -> None:
-        """A worker outlives jobs, and a store may be removed and made anew at the same place meanwhile."""
-        if found != self:
-            raise IntegrityError(
-                f"version {self.version} of {self.url} is not the one that this job was planned with: it was replaced "
-                "meanwhile, or lies at another place on this machine; run the command again"
-            )
+
+@lru_cache(maxsize=32)
+def open_remembered(ref: VersionRef, open_: Callable[[str, int], Any], layout: bytes | None = None) -> Any:
+    """What ``open_`` makes of a reference, kept for later tasks: a version is known by its content, and an array that
+    is used as it is by its ``layout``.
+
+    A worker outlives jobs, and a store may be removed and made anew at the same place meanwhile.
+    """
+    found = open_(ref.url, ref.version)
+    if found.ref != ref:
+        raise IntegrityError(
+            f"version {ref.version} of {ref.url} is not the one that this job was planned with: it was replaced "
+            "meanwhile, or lies at another place on this machine; run the command again"
+        )
+    return found

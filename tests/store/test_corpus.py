@@ -28,8 +28,8 @@ from och_dist.store.arrays import (
     read_rows,
     write_chunk,
 )
-from och_dist.store.corpus import Corpus, Segment, _remembered, find_corpus, open_corpus, vectors_prefix
-from och_dist.store.manifest import commit_version, pack_numbers, seal, version_key
+from och_dist.store.corpus import Corpus, Segment, find_corpus, open_corpus, vectors_prefix
+from och_dist.store.manifest import commit_version, open_remembered, pack_numbers, seal, version_key
 from och_dist.store.objects import LocalObjects
 
 Layout = list[tuple[int, int]]
@@ -374,7 +374,7 @@ def test_workers_notice_a_corpus_made_anew_at_the_same_place(url: str) -> None:
     values = build(url, [(7, 3)])
     new = open_corpus(url).ref
     assert np.array_equal(new.open().read(0, 7), values)
-    _remembered.cache_clear()  # a worker that joined later
+    open_remembered.cache_clear()  # a worker that joined later
     with pytest.raises(IntegrityError, match="not the one that this job was planned with"):
         old.open()
 

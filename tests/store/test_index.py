@@ -17,14 +17,13 @@ from och_dist.store.index import (
     CodeChunk,
     Index,
     IndexSegment,
-    _remembered,
     find_index,
     model_objects,
     next_version,
     open_version,
 )
 from och_dist.store.jobs import Job, begin_job, done_chunks, list_jobs, read_job, record_key, write_codes
-from och_dist.store.manifest import commit_version, pack_numbers, seal, version_key
+from och_dist.store.manifest import commit_version, open_remembered, pack_numbers, seal, version_key
 from och_dist.store.model import save_model
 from och_dist.store.objects import LocalObjects
 
@@ -90,7 +89,7 @@ def test_workers_notice_an_index_made_anew_at_the_same_place(url: str) -> None:
     codes = build(url, [7])
     new = open_version(url).ref.open()
     assert np.array_equal(np.concatenate([block for _, block in new.blocks()]), codes)
-    _remembered.cache_clear()  # a worker that joined later
+    open_remembered.cache_clear()  # a worker that joined later
     with pytest.raises(IntegrityError, match="not the one that this job was planned with"):
         old.open()
 
