@@ -15,12 +15,11 @@ from och_dist.kernels.packing import code_words
 from och_dist.options import Option, checked
 from och_dist.stage import WORKING_BYTES, Context, Report, Stopwatch
 from och_dist.store import (
-    FOLDER,
     PARTITION_ROWS,
+    TABLES,
     Index,
     IndexRef,
     TablePartition,
-    check_sources,
     cut_segment,
     default_layout,
     has_tables,
@@ -47,11 +46,10 @@ def build_partition(task: BuildTables) -> int:
     index, part = task.index.open(), task.partition
     if has_tables(index, part):  # another attempt was faster
         return 0
-    check_sources(index, part)
     written = write_tables(index, part, _tables(index, part))
     folder = index.segments[part.segment].job.folder
     if index.objects.size(f"{folder}/job.json") is None:
-        index.objects.delete_below(f"{folder}/{FOLDER}")
+        index.objects.delete_below(f"{folder}/{TABLES}")
         raise ConflictError(
             f"{index.url}/{folder} was collected while its tables were made; run 'och tables {index.url}' again"
         )

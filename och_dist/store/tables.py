@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from och_dist.errors import IntegrityError
-from och_dist.store.arrays import ArraySpec, create_array, find_chunk, open_layout, stored_chunk, write_chunk
+from och_dist.store.arrays import ArraySpec, create_array, find_chunk, open_layout, write_chunk
 from och_dist.store.index import CodeChunk, Index
-from och_dist.store.manifest import pack_digests, read_document, seal, unseal
+from och_dist.store.manifest import pack_numbers, read_document, seal, unseal
 from och_dist.store.objects import Objects
 
 if TYPE_CHECKING:  # and else by the functions that compute with tables: Numba takes 60 MB, which few workers need
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # and else by the functions that compute with tables: Numba t
     from och_dist.kernels.hamming import CodeBlock
 
 FORMAT = 1
-FOLDER = "tables"
+TABLES = "tables"
 PARTITION_ROWS = 1 << 24
 NAME = re.compile(r"([1-9]\d{0,9})x([1-9]\d{0,2})")
 
@@ -61,7 +61,7 @@ class TablePartition:
     def prefix(self, index: Index) -> str:
         """The folder of its tables; the record is a file of that name."""
         assert self.layout is not None  # asked only of partitions that have, or will have, tables
-        return f"{index.segments[self.segment].job.folder}/{FOLDER}/{self.layout.name}/{self.number:06d}"
+        return f"{index.segments[self.segment].folder}/{TABLES}/{self.layout.name}/{self.number:06d}"
 
     def specs(self, index: Index) -> tuple[ArraySpec, ArraySpec]:
         """Layout of the sorted rows (m, rows) and of the offsets (m, values + 1), one chunk per table."""
@@ -105,26 +105,20 @@ def find_tables(index: Index) -> list[TablePartition]:
 
     A segment may have tables of several layouts: the one that covers most rows is taken.
     """
-    return [part for segment in range(len(index.segments)) for part in _find(index, segment)]
+    found: list[TablePartition] = []
+    for segment in range(len(index.segments)):
+        best = cut_segment(index, segment, PARTITION_ROWS, None)
+        for layout in _stored_layouts(index, segment):
+            parts = cut_segment(index, segment, layout.partition_rows, layout)
+            parts = [part if has_tables(index, part) else replace(part, layout=None) for part in parts]
+            best = max(best, parts, key=lambda parts: sum(part.rows for part in parts if part.layout is not None))
+        found += best
+    return found
 
 
-def _find(index: Index, segment: int) -> list[TablePartition]:
-    folder = f"{index.segments[segment].job.folder}/{FOLDER}"
-    best = cut_segment(index, segment, PARTITION_ROWS, None)
-    for layout in filter(None, map(TableLayout.from_name, index.objects.folders(folder))):
-        parts = cut_segment(index, segment, layout.partition_rows, layout)
-        parts = [part if has_tables(index, part) else _without(part) for part in parts]
-        if _covered(parts) > _covered(best):
-            best = parts
-    return best
-
-
-def _without(part: TablePartition) -> TablePartition:
-    return TablePartition(part.segment, part.number, part.chunks, part.rows)
-
-
-def _covered(parts: list[TablePartition]) -> int:
-    return sum(part.rows for part in parts if part.layout is not None)
+def _stored_layouts(index: Index, segment: int) -> list[TableLayout]:
+    names = index.objects.folders(f"{index.segments[segment].folder}/{TABLES}")
+    return [layout for layout in map(TableLayout.from_name, names) if layout is not None]
 
 
 def expected_record(index: Index, part: TablePartition) -> dict[str, Any]:
@@ -139,7 +133,7 @@ def expected_record(index: Index, part: TablePartition) -> dict[str, Any]:
         "partition": part.number,
         "chunks": [chunks[0], chunks[-1] + 1],
         "rows": part.rows,
-        "codes": pack_digests(index.segments[part.segment].digests[chunks]),
+        "codes": pack_numbers(index.segments[part.segment].digests[chunks]),
     }
 
 
@@ -167,35 +161,21 @@ def has_tables(index: Index, part: TablePartition) -> bool:
     return read_record(index, part) is not None
 
 
-def check_sources(index: Index, part: TablePartition) -> None:
-    """Raise :class:`IntegrityError` unless the stored codes are those that the version states."""
-    segment = index.segments[part.segment]
-    for chunk in part.chunks:
-        found = stored_chunk(index.objects, f"{segment.job.folder}/codes", chunk.chunk)
-        if found is None or found.crc != int(segment.digests[chunk.chunk]):
-            raise IntegrityError(
-                f"chunk {chunk.chunk} of {index.url}/{segment.job.folder}/codes is not the one that was published; "
-                f"run 'och verify {index.url}'"
-            )
-
-
 def write_tables(index: Index, part: TablePartition, tables: Iterator[tuple[np.ndarray, np.ndarray]]) -> int:
     """Store the (rows, offsets) of every table of a partition and then its record; returns the bytes written."""
     objects, prefix = index.objects, part.prefix(index)
     rows_spec, offsets_spec = part.specs(index)
     create_array(objects, f"{prefix}/rows", rows_spec)
     create_array(objects, f"{prefix}/offsets", offsets_spec)
-    row_digests, offset_digests, total = [], [], 0
+    digests: dict[str, list[int]] = {"row_digests": [], "offset_digests": []}
+    total = 0
     for number, (rows, offsets) in enumerate(tables):
         padded = np.full((1, offsets_spec.width), part.rows, np.uint32)
         padded[0, : len(offsets)] = offsets
-        written = write_chunk(objects, f"{prefix}/rows", number, rows[None])
-        row_digests.append(written.crc)
-        total += written.nbytes
-        written = write_chunk(objects, f"{prefix}/offsets", number, padded)
-        offset_digests.append(written.crc)
-        total += written.nbytes
-    digests = {"row_digests": row_digests, "offset_digests": offset_digests}
+        for array, values in (("row", rows[None]), ("offset", padded)):
+            written = write_chunk(objects, f"{prefix}/{array}s", number, values)
+            digests[f"{array}_digests"].append(written.crc)
+            total += written.nbytes
     objects.put(f"{prefix}.json", seal({**expected_record(index, part), **digests}))
     return total
 
@@ -229,9 +209,8 @@ def _stored(index: Index, prefix: str, spec: ArraySpec, digests: list[int]) -> I
     """The rows of an array, each one chunk, whose checksums must be ``digests``."""
     open_layout(index.objects, prefix, spec)  # its metadata must say what the record does
     for number, digest in enumerate(digests):
-        found = find_chunk(
-            index.objects, prefix, number, stated=digest, nbytes=spec.stored_bytes, known="of its record"
-        )
+        known = "of its record"
+        found = find_chunk(index.objects, prefix, number, stated=digest, nbytes=spec.stored_bytes, known=known)
         if found.fault is not None:
             raise IntegrityError(f"chunk {number} of {index.url}/{prefix} {found.fault}; run 'och verify'")
         yield found.rows(spec, number)[0]
@@ -244,24 +223,22 @@ def _damaged(index: Index, part: TablePartition, what: str) -> IntegrityError:
     )
 
 
-def table_arrays(index: Index, segment: int | None = None) -> Iterator[tuple[str, ArraySpec, np.ndarray]]:
-    """(folder, layout, checksums) of every stored array of tables of an index version, or of one of its segments."""
-    for number in range(len(index.segments)) if segment is None else (segment,):
-        folder = f"{index.segments[number].job.folder}/{FOLDER}"
-        for layout in filter(None, map(TableLayout.from_name, index.objects.folders(folder))):
-            for part in cut_segment(index, number, layout.partition_rows, layout):
-                digests = read_record(index, part)
-                if digests is not None:
-                    rows_spec, offsets_spec = part.specs(index)
-                    yield f"{part.prefix(index)}/rows", rows_spec, np.array(digests["row_digests"], "<u4")
-                    yield f"{part.prefix(index)}/offsets", offsets_spec, np.array(digests["offset_digests"], "<u4")
+def table_arrays(index: Index, segment: int) -> list[tuple[str, ArraySpec, np.ndarray]]:
+    """(folder, layout, checksums) of every stored array of tables of a segment."""
+    found = []
+    for layout in _stored_layouts(index, segment):
+        for part in cut_segment(index, segment, layout.partition_rows, layout):
+            if (digests := read_record(index, part)) is not None:
+                for name, spec in zip(("row", "offset"), part.specs(index), strict=True):
+                    found.append((f"{part.prefix(index)}/{name}s", spec, np.array(digests[f"{name}_digests"], "<u4")))
+    return found
 
 
 def remove_tables(objects: Objects, folders: Sequence[str] | None = None) -> int:
     """Delete the tables of all segments, or of those in ``folders``, records first; returns the number of objects."""
     removed = 0
     for folder in [f"segments/{name}" for name in objects.folders("segments")] if folders is None else folders:
-        keys = [key for key, _, _ in objects.list(f"{folder}/{FOLDER}")]
+        keys = [key for key, _, _ in objects.list(f"{folder}/{TABLES}")]
         records = [key for key in keys if key.count("/") == 4 and key.endswith(".json")]
         objects.delete_all(records)
         objects.delete_all([key for key in keys if key not in set(records)])

@@ -252,7 +252,7 @@ def test_verify_finds_a_damaged_ids_chunk(damage: Any, tmp_path: Path) -> None:
         chunk.write_bytes(damage(chunk.read_bytes()))
     with pytest.raises(IntegrityError, match=r"1 faults in .*chunk 1 of segments/.*/ids is"):
         verify(url)
-    corpus_store._open_ids.cache_clear()
+    corpus_store._opened.cache_clear()
     with pytest.raises(IntegrityError):
         open_corpus(url).read_ids(np.array([9]))
     assert open_corpus(url).read_ids(np.array([3])).tolist() == [3]

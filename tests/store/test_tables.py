@@ -20,7 +20,6 @@ from och_dist.store.objects import LocalObjects, open_objects
 from och_dist.store.tables import (
     TableLayout,
     TablePartition,
-    check_sources,
     cut_segment,
     default_layout,
     expected_record,
@@ -227,17 +226,17 @@ def test_tables_removed_while_they_are_opened_are_none(index: Index, monkeypatch
 
 def test_codes_that_are_not_the_published_ones_are_refused(index: Index) -> None:
     part = find_tables(index)[1]
-    check_sources(index, part)
+    codes_of(index, part)
     path = Path(index.url, index.segments[0].job.folder, "codes", "c", "2", "0")
     path.write_bytes(path.with_name("0").parents[1].joinpath("1", "0").read_bytes())
-    with pytest.raises(IntegrityError, match=r"chunk 2 of .* is not the one that was published; run 'och verify"):
-        check_sources(index, part)
+    with pytest.raises(IntegrityError, match=r"rows 16\.\.24 of .* are damaged; run 'och verify"):
+        codes_of(index, part)
     with pytest.raises(IntegrityError, match="5 codes were read of a partition of 16"):
         open_tables(index, part, lay_out(np.zeros((5, 3), np.uint8), BITS))
 
 
 def test_what_verify_is_told(index: Index) -> None:
-    listed = list(table_arrays(index))
+    listed = [array for segment in range(2) for array in table_arrays(index, segment)]
     assert len(listed) == 2 * 5
     for prefix, spec, digests in listed:
         assert len(digests) == spec.n_chunks == LAYOUT.substrings
