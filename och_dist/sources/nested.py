@@ -6,7 +6,6 @@ Optional dependencies are imported where they are used, so that the other format
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from och_dist.errors import BadInputError
+from och_dist.errors import BadInputError, IntegrityError
 from och_dist.sources.base import Opened, choose_dataset, is_accepted, missing_extra
+from och_dist.store import open_array, open_objects
 
 TRAIN = "train"
 MAT_CLASSES = {"double": "<f8", "single": "<f4", "uint8": "|u1", "int8": "|i1"}
@@ -169,22 +169,23 @@ def _scipy_errors(path: str) -> Iterator[None]:
 # Zarr
 
 
+def is_zarr(folder: str) -> bool:
+    return any(os.path.isfile(os.path.join(folder, name)) for name in ("zarr.json", ".zarray"))
+
+
 @contextmanager
 def open_zarr(path: str, dataset: str | None) -> Iterator[Opened]:
     """A Zarr array folder, version 2 or 3. A chunk that is not stored is the fill value: in Zarr that is legal data."""
-    import zarr
-
-    full, metadata = _zarr_metadata(path)
-    if not isinstance(metadata, dict) or metadata.get("node_type", "array") != "array":
-        inside = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
-        raise BadInputError(f"{full}: not an array; name one of those below it: {', '.join(inside)}")
-    codecs = {key: value for key, value in metadata.items() if key not in ("attributes", "fill_value")}
-    if _names_pickle(codecs):
-        raise BadInputError(f"{full}: a pickle codec; expected plain numbers; convert it first")
+    if not is_zarr(path):
+        raise BadInputError(f"{path}: a folder without zarr.json or .zarray; expected a Zarr array; name one")
     try:
-        array: Any = zarr.open_array(store=path, mode="r")
-    except Exception as error:
-        raise BadInputError(f"{path}: zarr cannot open it ({error}); expected a Zarr v2 or v3 array") from error
+        array = open_array(open_objects(path), "", strict=False)
+    except IntegrityError as error:
+        below = ", ".join(sorted(entry.name for entry in os.scandir(path) if entry.is_dir()))
+        raise BadInputError(
+            f"{path}: not an array that Zarr can open ({error.__cause__}); "
+            f"{f'name one of those below it: {below}' if below else 'copy it again'}"
+        ) from error
 
     def read(start: int, stop: int) -> np.ndarray:
         try:
@@ -193,25 +194,3 @@ def open_zarr(path: str, dataset: str | None) -> Iterator[Opened]:
             raise BadInputError(f"{path}: rows {start} to {stop} cannot be decoded ({error}); copy it again") from error
 
     yield Opened(array.shape, array.dtype, read)
-
-
-def _zarr_metadata(path: str) -> tuple[str, Any]:
-    for name in ("zarr.json", ".zarray"):
-        full = os.path.join(path, name)
-        if os.path.isfile(full):
-            with open(full, "rb") as stream:
-                try:
-                    return full, json.loads(stream.read())
-                except ValueError as error:
-                    raise BadInputError(f"{full}: not JSON ({error}); expected Zarr metadata; copy it again") from error
-    raise BadInputError(f"{path}: a folder without zarr.json or .zarray; expected a Zarr array; name one")
-
-
-def _names_pickle(node: Any) -> bool:
-    """True when any codec of the metadata would unpickle chunks."""
-    if isinstance(node, dict):
-        named = [node.get(key) for key in ("id", "name")]
-        return any(isinstance(n, str) and "pickle" in n.lower() for n in named) or any(
-            map(_names_pickle, node.values())
-        )
-    return isinstance(node, list) and any(map(_names_pickle, node))
