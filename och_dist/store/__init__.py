@@ -8,6 +8,7 @@ from och_dist.store.arrays import (
     chunk_key,
     create_array,
     find_chunk,
+    open_array,
     open_layout,
     plain_crc,
     read_plain_chunk,
