@@ -87,7 +87,7 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "giant.npy").write_bytes(cut.replace(b"(3,), }" + b" " * 15, b"(1125899906842624,), }"))
     assert b"1125899906842624" in (tmp_path / "giant.npy").read_bytes()
     for name in ("missing.npy", "missing.txt", "objects.npy", "zipped.npy", "cut.npy", "giant.npy"):
-        with pytest.raises(BadInputError, match=r"cannot be read|write it again"):
+        with pytest.raises(BadInputError, match="cannot be read"):
             row_set(f"@{tmp_path}/{name}")
 
 
