@@ -66,16 +66,12 @@ class RowSet:
 
 
 def row_set(rows: Any) -> RowSet:
-    """A set of rows from numbers (any order), a ``range`` or ``slice``, a bool mask (n,), or a text like
-    '5,10-20' or '@FILE' (an .npy of numbers or a mask, or a text file)."""
+    """A set of rows from numbers (any order), a ``range``, a bool mask (n,), or a text like '5,10-20' or '@FILE' (an
+    .npy of numbers or a mask, or a text file)."""
     if isinstance(rows, RowSet):
         return rows
     if isinstance(rows, str):
         return _of_file(Path(rows[1:])) if rows.startswith("@") else _of_text(rows)
-    if isinstance(rows, slice):
-        if rows.stop is None or (rows.start or 0) < 0 or rows.stop < 0:
-            raise UsageError(f"{rows} has no end that is a row number; give a start and a stop of at least 0")
-        rows = range(rows.start or 0, rows.stop, rows.step or 1)
     if isinstance(rows, range) and rows.step == 1:
         return _of_ranges(np.array([rows.start]), np.array([rows.stop]))
     array = np.asarray(rows)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import comb, log
+from math import comb, inf, log
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,7 +21,7 @@ from och_dist.errors import UsageError
 from och_dist.kernels.buckets import ALLOWANCE, COSTS, Costs, cut_bits, read_substring
 from och_dist.kernels.packing import code_words
 from och_dist.search.filters import Selection
-from och_dist.search.placement import Capacity
+from och_dist.search.placement import Capacity, laid_out_bytes
 from och_dist.search.questions import QueryBatch, Question
 from och_dist.store import Index, TablePartition, find_tables
 
@@ -170,15 +170,17 @@ class Planner:
     """Decides for each search of an index whether bucket tables answer it; ``reason`` says why, or why not.
 
     Tables that are not loaded yet must earn it: they are taken once what they would have saved exceeds their loading.
-    They may take ``memory`` bytes. Codes that are not ``held`` leave no room for tables either.
+    They may take the memory that the codes leave, or any if the codes are to be ``resident``. Codes that are not
+    ``held`` leave no room for tables either.
     """
 
     def __init__(
-        self, index: Index, method: SearchMethod, capacity: Capacity, *, held: bool, memory: int | None
+        self, index: Index, method: SearchMethod, capacity: Capacity, *, held: bool, resident: bool | None
     ) -> None:
         if method not in get_args(SearchMethod):
             raise UsageError(f"method {method!r} is not known; use one of {', '.join(get_args(SearchMethod))}")
-        self.index, self.method, self.capacity, self.held, self.memory = index, method, capacity, held, memory
+        self.index, self.method, self.capacity, self.held = index, method, capacity, held
+        self.memory = inf if resident else capacity.memory - laid_out_bytes(index)
         self.reason = "nothing was searched yet"
         self._predicted: dict[Any, Prediction] = {}
         self._missed, self._loaded = 0.0, False
@@ -215,7 +217,7 @@ class Planner:
             return False, f"a flat scan: there are no bucket tables, 'och tables {self.index.url}' would make them"
         if self.method == "multi-index":
             return True, "bucket tables, as asked for"
-        if self.memory is not None and self._table_bytes > self.memory:
+        if self._table_bytes > self.memory:
             sizes = f"take {self._table_bytes / 1e6:.0f} MB, and {self.memory / 1e6:.0f} MB may be used"
             return False, f"a flat scan: the bucket tables {sizes}"
         if not len(queries):

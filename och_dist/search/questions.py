@@ -8,7 +8,7 @@ over any index, in this process and on a cluster: a new one is a class here, and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -70,16 +70,6 @@ class QueryBatch:
         return [QueryBatch(self.codes[part], *(None if a is None else a[part] for a in arrays)) for part in parts]
 
 
-@dataclass(frozen=True, eq=False)
-class PendingBatch:
-    """Queries whose answer is being found since ``begun``; their ``vectors`` (q, d) stay in this process."""
-
-    begun: float
-    vectors: np.ndarray
-    queries: QueryBatch
-    answer: Callable[[], Any]
-
-
 class Question(ABC):
     """What is asked of every partition; small, for it travels to each."""
 
@@ -118,8 +108,8 @@ class Question(ABC):
             return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return np.concatenate(parts)
 
-    def finalise(self, part: Any, batch: PendingBatch, searcher: Searcher) -> Any:
-        """What the user gets, from the answer of all partitions."""
+    def finalise(self, part: Any, queries: QueryBatch, vectors: np.ndarray, searcher: Searcher) -> Any:
+        """What the user gets, from the answer of all partitions to queries, of which ``vectors`` (q, d) stay here."""
         return part
 
 
@@ -193,19 +183,19 @@ class Nearest(Question):
     def combine(self, parts: Sequence[NearestPart]) -> NearestPart:
         return merge_top_k(parts, self.depth)
 
-    def finalise(self, part: NearestPart, batch: PendingBatch, searcher: Searcher) -> Neighbors:
+    def finalise(self, part: NearestPart, queries: QueryBatch, vectors: np.ndarray, searcher: Searcher) -> Neighbors:
         (distances, rows), unranked = part, None
         if self.rerank is not None:
             unranked = rows[:, : self.k]
             if self.order == "euclidean":
-                distances = euclidean_distances(searcher.corpus, batch.vectors, rows, searcher.context)
+                distances = euclidean_distances(searcher.corpus, vectors, rows, searcher.context)
             else:
-                distances = searcher.weigh(replace(batch.queries, rows=rows))
+                distances = searcher.weigh(replace(queries, rows=rows))
             first = np.lexsort((rows, distances), axis=1)[:, : self.k]
             distances, rows = np.take_along_axis(distances, first, 1), np.take_along_axis(rows, first, 1)
         if self.order == "asymmetric":
-            assert batch.queries.scales is not None  # come with the weights
-            distances = distances * batch.queries.scales[:, None]
+            assert queries.scales is not None  # come with the weights
+            distances = distances * queries.scales[:, None]
         ids = searcher.corpus.read_ids(rows.reshape(-1)).reshape(rows.shape) if self.ids else None
         return Neighbors(distances, rows, ids, unranked)
 
@@ -246,7 +236,9 @@ class WithinRadius(Question):
         indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(counts))])
         return indptr, np.concatenate([d for _, d, _ in parts]), np.concatenate([r for _, _, r in parts])
 
-    def finalise(self, part: RadiusPart, batch: PendingBatch, searcher: Searcher) -> RadiusNeighbors:
+    def finalise(
+        self, part: RadiusPart, queries: QueryBatch, vectors: np.ndarray, searcher: Searcher
+    ) -> RadiusNeighbors:
         return RadiusNeighbors(*part, searcher.corpus.read_ids(part[2]) if self.ids else None)
 
 

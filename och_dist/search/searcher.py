@@ -14,13 +14,21 @@ import numpy as np
 from och_dist import events
 from och_dist.errors import BadInputError, ConflictError, UsageError
 from och_dist.search.filters import EVERYTHING, Selection, find_rows, selection
-from och_dist.search.placement import Advance, Capacity, Held, Partition, Placement, hold, laid_out_bytes, place_codes
+from och_dist.search.placement import (
+    Advance,
+    Answer,
+    Capacity,
+    Held,
+    Partition,
+    Placement,
+    hold,
+    place_codes,
+)
 from och_dist.search.plan import Planner, SearchMethod
 from och_dist.search.questions import (
     Histogram,
     Nearest,
     NearestPart,
-    PendingBatch,
     QueryBatch,
     Question,
     Ranking,
@@ -84,8 +92,8 @@ class Searcher:
         self._codes = place_codes(index, self._capacity, resident=resident)
         self._tabled: Held | None = None
         self._opening = threading.Lock()
-        left = self._capacity.memory - laid_out_bytes(index) if resident is None else None
-        self._planner = Planner(index, method, self._capacity, held=isinstance(self._codes, Held), memory=left)
+        held = isinstance(self._codes, Held)
+        self._planner = Planner(index, method, self._capacity, held=held, resident=resident)
 
     def __enter__(self) -> Self:
         return self
@@ -202,7 +210,7 @@ class Searcher:
         ``advance`` hears of queries that are done, also within a batch that takes long.
         """
         queries.require_dim(self.model.hasher.n_features_in_, "the index")
-        pending: deque[PendingBatch] = deque()
+        pending: deque[tuple[float, np.ndarray, QueryBatch, Answer]] = deque()
         start, size = 0, question.batch_size(self.index)
         while start < queries.rows or pending:
             while start < queries.rows and len(pending) <= question.ahead:
@@ -211,15 +219,15 @@ class Searcher:
                 asked = question.prepare(self.model.hasher, vectors)
                 placement = self._placement(question, asked, selection)
                 answer = placement.start(question, asked, selection, None if question.refined else advance)
-                pending.append(PendingBatch(begun, vectors, asked, answer))
+                pending.append((begun, vectors, asked, answer))
                 start = stop
-            batch = pending.popleft()
-            part, count = batch.answer(), len(batch.queries)
+            begun, vectors, asked, answer = pending.popleft()
+            part, count = answer(), len(asked)
             size = question.batch_size(self.index, count, part)
-            found = question.finalise(part, batch, self)
+            found = question.finalise(part, asked, vectors, self)
             if question.refined and advance is not None:
                 advance(count)
-            events.say("search", queries=count, seconds=time.perf_counter() - batch.begun)
+            events.say("search", queries=count, seconds=time.perf_counter() - begun)
             yield found
 
     def _placement(self, question: Question, queries: QueryBatch, selection: Selection) -> Placement:

@@ -279,17 +279,17 @@ def test_a_plan_says_why(index: str) -> None:
     build_tables(index, **SMALL)
     queries, everything = QueryBatch(all_codes(index)[:5]), selection()
 
-    def reason(question: Question, *, asked: int = 5, memory: int | None = None) -> str:
-        planner = Planner(open_version(index), "auto", Capacity.of(None, 1), held=True, memory=memory)
+    def reason(question: Question, *, asked: int = 5, memory: int = 1 << 20) -> str:
+        planner = Planner(open_version(index), "auto", Capacity(None, 1, memory), held=True, resident=None)
         assert not planner.use_tables(question, QueryBatch(queries.codes[:asked]), everything)  # 400 rows
         return planner.reason
 
     assert "by bucket tables" in reason(Nearest(3))
     assert "neighbour 3 of 400 codes is at distance" in reason(Nearest(3))
     assert "the radius among 400 codes is at distance 2 of 20" in reason(WithinRadius(2))
-    assert "MB may be used" in reason(Nearest(3), memory=10)
+    assert "MB may be used" in reason(Nearest(3), memory=2000)
     assert "no queries" in reason(Nearest(3), asked=0)
-    planner = Planner(open_version(index), "auto", Capacity.of(None, 1), held=True, memory=None)
+    planner = Planner(open_version(index), "auto", Capacity.of(None, 1), held=True, resident=True)
     whole, filtered = (planner.predicted(Nearest(3), queries, selection(only)) for only in (None, range(4)))
     assert whole.flat < whole.multi_index
     assert filtered.reach > 5
