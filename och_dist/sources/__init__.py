@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from och_dist.sources.archive import extract
 from och_dist.sources.download import fetch
-from och_dist.sources.flat import npy_header
 from och_dist.sources.id_files import open_ids, read_ids
 from och_dist.sources.joined import GeneratedRows, JoinedFiles, RowSource, open_files
 from och_dist.sources.queries import Queries, open_queries
@@ -20,7 +19,6 @@ __all__ = [
     "expand",
     "extract",
     "fetch",
-    "npy_header",
     "open_files",
     "open_ids",
     "open_queries",

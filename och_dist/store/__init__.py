@@ -74,7 +74,6 @@ from och_dist.store.tables import (
     TABLES,
     TablePartition,
     cut_segment,
-    default_layout,
     find_tables,
     has_tables,
     open_tables,
