@@ -19,7 +19,6 @@ import numpy as np
 from och_dist.cluster import (
     ask_values,
     begin_asking,
-    derive_values,
     hold_values,
     reduce_tasks,
     usable_cores,
@@ -282,7 +281,7 @@ class HeldOnWorkers(Held):
                 return self._held
             if selection not in self._selected:
                 parts = [selection.within(part.start, part.stop) for part in self.partitions]
-                chosen = derive_values(HeldCodes.selected, self._held, parts, client=client, name="select_codes")
+                chosen = hold_values(HeldCodes.selected, self._held, parts, client=client, name="select_codes")
                 for oldest in list(self._selected)[: 1 - KEPT_SELECTIONS]:
                     del self._selected[oldest]
                 self._selected[selection] = chosen
