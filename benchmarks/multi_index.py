@@ -21,7 +21,7 @@ import numpy as np
 from och_dist.kernels.buckets import COSTS, BucketTables, code_bytes, make_tables
 from och_dist.kernels.hamming import CodeBlock, hamming_top_k, lay_out, merge_top_k
 from och_dist.kernels.packing import pack_bits
-from och_dist.search.plan import PlannedPartition, Sample, make_plan, predict
+from och_dist.search.plan import Sample, predict
 from och_dist.store.tables import PARTITION_ROWS
 
 DIMENSIONS, CENTRES, SPREAD = 20, 2000, 0.6
@@ -68,11 +68,16 @@ def partitions(codes: np.ndarray, bits: int) -> list[Part]:
     return parts
 
 
+def numbered(first: int, distances: np.ndarray, rows: np.ndarray) -> Answer:
+    """An answer by rows of a part that begins at row ``first``; -1 stays."""
+    return distances, np.where(rows < 0, -1, rows + first)
+
+
 def search_flat(parts: list[Part], queries: np.ndarray, k: int) -> Answer:
     best: Answer | None = None
     for first, block, _ in parts:
         limits = None if best is None else np.ascontiguousarray(best[0][:, -1])
-        found = hamming_top_k(queries, block, k, first_row=first, limits=limits)
+        found = numbered(first, *hamming_top_k(queries, block, k, limits=limits))
         best = found if best is None else merge_top_k([best, found], k)
     assert best is not None
     return best
@@ -82,7 +87,7 @@ def search_tables(parts: list[Part], queries: np.ndarray, k: int) -> Answer:
     best: Answer | None = None
     for first, _, tables in parts:
         limits = None if best is None else np.ascontiguousarray(best[0][:, -1])
-        found = tables.top_k(queries, k, first_row=first, limits=limits)
+        found = numbered(first, *tables.top_k(queries, k, limits=limits))
         best = found if best is None else merge_top_k([best, found], k)
     assert best is not None
     return best
@@ -103,20 +108,19 @@ def crossover(options: argparse.Namespace) -> None:
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|")
     picks = []
     for kind, bits, rows, parts, queries, sample in problems(options):
-        cut = [PlannedPartition(block.n, len(tables.arrays.starts)) for _, block, tables in parts]
+        cut = [(block.n, len(tables.arrays.starts)) for _, block, tables in parts]
         for k in options.k:
             flat, expected = cpu_time(lambda: search_flat(parts, queries, k))  # noqa: B023
             multi, found = cpu_time(lambda: search_tables(parts, queries, k))  # noqa: B023
             if not all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True)):
                 raise SystemExit(f"{kind}, {bits} bits, {rows} rows, k={k}: the answers differ")
-            ns_flat, ns_multi, reach = predict(sample, cut, k=k, n_queries=len(queries))
-            plan = make_plan(ns_flat, ns_multi, reach, rows=rows, bits=bits, k=k)
+            plan = predict(sample, cut, k=k, n_queries=len(queries))
             regret = (flat if plan.method == "flat" else multi) / min(flat, multi)
             picks.append((regret, max(flat, multi) / min(flat, multi)))
             each = 1e6 / len(queries)
             print(
-                f"| {kind} | {bits} | {rows} | {k} | {expected[0][:, -1].mean():.1f} (plan {reach:.1f}) | "
-                f"{flat * each:.1f} | {multi * each:.1f} | {flat / multi:.2f} | {ns_flat / ns_multi:.2f} | "
+                f"| {kind} | {bits} | {rows} | {k} | {expected[0][:, -1].mean():.1f} (plan {plan.reach:.1f}) | "
+                f"{flat * each:.1f} | {multi * each:.1f} | {flat / multi:.2f} | {plan.flat / plan.multi_index:.2f} | "
                 f"{plan.method} | {'yes' if regret == 1 else f'{regret:.2f}x'} |",
                 flush=True,
             )

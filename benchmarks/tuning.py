@@ -30,7 +30,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from och_dist.errors import OchError
-from och_dist.evaluate.splits import Split
+from och_dist.evaluate.comparison import Split
 from och_dist.kernels.euclidean import euclidean_top_k
 from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
 from och_dist.kernels.packing import code_words

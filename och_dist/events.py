@@ -8,50 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 TOPIC = "och"
 AMOUNTS = ("rows", "read", "written")
 """What tasks of all kinds add: rows worked through, bytes of vectors read, bytes of chunks written."""
 
 Facts = dict[str, Any]
+Listener = Callable[[str, Facts], None]
+"""Takes what the driver says: a kind of event, and its facts."""
 
-
-class Sink(Protocol):
-    """Takes what the driver says. ``client`` is the Dask client whose scheduler hears it."""
-
-    client: Any
-
-    def __call__(self, kind: str, facts: Facts) -> None: ...
-
-
-_sink: Sink | None = None
+_listener: Listener | None = None
 _task = threading.local()
 _lock = threading.Lock()
 
 
-def heard(client: Any = None) -> bool:
-    """Whether anybody listens; with ``client``, whether it is at the other end of this one."""
-    return _sink is not None and (client is None or _sink.client is client)
+def heard() -> bool:
+    """Whether anybody listens."""
+    return _listener is not None
 
 
 def say(kind: str, **facts: Any) -> None:
     """Tell the listener, if there is one."""
-    if _sink is not None:
+    if _listener is not None:
         with contextlib.suppress(Exception):
-            _sink(kind, facts)
+            _listener(kind, facts)
 
 
 @contextlib.contextmanager
-def told_to(sink: Sink) -> Iterator[None]:
-    """Pass everything that is said in this process to ``sink`` while this lasts."""
-    global _sink
-    before, _sink = _sink, sink
+def told_to(listener: Listener) -> Iterator[None]:
+    """Pass everything that is said in this process to ``listener`` while this lasts."""
+    global _listener
+    before, _listener = _listener, listener
     try:
         yield
     finally:
-        _sink = before
+        _listener = before
 
 
 def add(**amounts: Any) -> None:
@@ -61,12 +54,10 @@ def add(**amounts: Any) -> None:
         return
     for name, amount in amounts.items():
         known = facts.get(name)
-        if known is None:
-            facts[name] = amount
-        elif isinstance(amount, list):
+        if known is not None and isinstance(amount, list):
             facts[name] = [a + b for a, b in zip(known, amount, strict=True)]
         else:
-            facts[name] = known + amount
+            facts[name] = amount if known is None else known + amount
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ import contextlib
 import errno
 import logging
 import os
-import queue
 import select
 import signal
 import threading
@@ -60,21 +59,21 @@ class Stop:
         self.grace = GRACE_SECONDS
         self.number: int | None = None
         self.wakers: list[Callable[[], None]] = []
-        self.expired = False
-        self.clock: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
     def handle(self, number: int, frame: Any) -> None:
-        """The signal handler: it takes no lock, for it may interrupt whoever holds one."""
-        if self.number is None and self.wakers:
-            self.number = number
-            self.clock.put(number)
-            for wake in self.wakers:
-                wake()
-            return
-        error, late = self.error(number), self.expired and not self.wakers
-        self.expired = False
-        if not late:  # the time of grace may end just after the tasks did
-            raise error
+        """The handler of both signals: it takes no lock, for it may interrupt whoever holds one."""
+        if self.number is not None or not self.wakers:
+            raise _error(number)
+        self.number = number
+        signal.signal(signal.SIGALRM, self.expire)
+        signal.setitimer(signal.ITIMER_REAL, max(self.grace, 0.001))  # 0 would be no alarm at all
+        for wake in self.wakers:
+            wake()
+
+    def expire(self, number: int, frame: Any) -> None:
+        """The handler of the alarm when the time of grace is over; the tasks may have ended just before."""
+        if self.wakers and self.number is not None:
+            raise _error(self.number, f"not all tasks under way ended within {self.grace:g} s")
 
     @property
     def asked(self) -> bool:
@@ -88,21 +87,11 @@ class Stop:
     def obey(self) -> None:
         """Raise what the signal stands for, if there was one."""
         if self.number is not None:
-            raise self.error(self.number)
+            raise _error(self.number)
 
-    def error(self, number: int) -> BaseException:
-        detail = [f"not all tasks under way ended within {self.grace:g} s"] if self.expired else []
-        return (Terminated if number == signal.SIGTERM else KeyboardInterrupt)(*detail)
 
-    def count_down(self, thread: int) -> None:
-        """Signal once more when the time of grace is over, unless the tasks have ended before."""
-        if self.clock.get() is None:
-            return
-        try:
-            self.clock.get(timeout=self.grace)
-        except queue.Empty:
-            self.expired = True
-            signal.pthread_kill(thread, self.number or signal.SIGTERM)
+def _error(number: int, *detail: str) -> BaseException:
+    return (Terminated if number == signal.SIGTERM else KeyboardInterrupt)(*detail)
 
 
 _stop: Stop | None = None
@@ -115,21 +104,17 @@ def stop_politely() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    stop, before = Stop(), _stop
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    ours = [number for number, handler in handlers.items() if handler is not signal.SIG_IGN or number == signal.SIGTERM]
-    thread = threading.Thread(target=stop.count_down, args=(threading.get_ident(),), name="och-grace", daemon=True)
-    thread.start()
-    _stop = stop
+    before, _stop = _stop, Stop()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)}
     try:
-        for number in ours:
-            signal.signal(number, stop.handle)
+        signal.signal(signal.SIGTERM, _stop.handle)
+        if handlers[signal.SIGINT] is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, _stop.handle)
         yield
     finally:
-        for number in ours:
-            signal.signal(number, handlers[number])
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         _stop = before
-        stop.clock.put(None)
 
 
 def set_grace(seconds: float) -> None:
@@ -139,16 +124,16 @@ def set_grace(seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def listening(wake: Callable[[], None]) -> Iterator[Stop]:
+def tasks_under_way(wake: Callable[[], None]) -> Iterator[Stop]:
     """Tasks that are let finish while this lasts; ``wake`` is called by a signal handler and takes no lock."""
     stop = _stop if threading.current_thread() is threading.main_thread() else None
     if stop is None:
-        yield Stop()  # nobody asks this one
+        yield Stop()  # no signal will ask this one
         return
     stop.wakers.append(wake)
     try:
         yield stop
     finally:
         stop.wakers.remove(wake)
-        if stop.number is not None:
-            stop.clock.put(None)
+        if stop.asked:
+            signal.setitimer(signal.ITIMER_REAL, 0)

@@ -22,13 +22,11 @@ import och_dist
 from och_dist import OCH
 from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.estimators import DaskAware
-from och_dist.evaluate.comparison import Cell, FitCell, fit_cell
-from och_dist.evaluate.splits import PreparedSplit, put_array
+from och_dist.evaluate.comparison import Cell, PreparedSplit, fit_cell
 from och_dist.ingest.stage import ingest
 from och_dist.kernels.lloyd import begin_round
 from och_dist.methods import och
 from och_dist.store.model import model_on_worker, split_model_path
-from och_dist.store.objects import LocalObjects
 from och_dist.train.data import cluster_block, count_members, training_data
 from och_dist.train.rows import DaskRows
 from och_dist.train.stage import train
@@ -208,10 +206,10 @@ def test_there_is_one_training(name, dtype, tmp_path):
         ingest(str(tmp_path / "x.npy"), corpus, chunk_rows=chunk_rows)
         found = train(corpus, str(tmp_path / "models"), method=model.method, bits=8, seed=7, params=params)
         check(model_on_worker(*split_model_path(found.facts["model"])))
-    put_array(LocalObjects(tmp_path / "split"), "training.npy", x)
-    split = PreparedSplit(str(tmp_path / "split"), np.arange(0), None)
-    fitted = fit_cell(FitCell(Cell(model.method, 8, 2, params=params), split, str(tmp_path / "compared"), 5))
-    check(model_on_worker(str(tmp_path / "compared"), fitted.address))
+    np.save(tmp_path / "training.npy", x)
+    split = PreparedSplit(str(tmp_path), np.arange(0))
+    fitted = fit_cell(split, str(tmp_path / "compared"), 5, Cell(model.method, 8, 2, params=params))
+    check(model_on_worker(str(tmp_path / "compared"), fitted["model"]))
 
 
 def test_training_data_of_dask_are_those_of_the_whole_array():

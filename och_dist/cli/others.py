@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from och_dist import events
 from och_dist.catalog import OTHERS
 from och_dist.cli.session import Session, observer_options, output_options, working_options
 from och_dist.errors import UsageError
@@ -68,8 +67,7 @@ def run_file(file: str, settings: tuple[str, ...], session: Session, *, dry_run:
 def _working(session: Session, pipeline: Pipeline) -> Any:
     from och_dist.cluster import warm
 
-    with session.context(pipeline.cluster) as context:
-        events.say("job", name=pipeline.name)
+    with session.context(pipeline.cluster, job=pipeline.name) as context:
         warm(context.client)
         yield context
 

@@ -78,8 +78,8 @@ class Session:
         configure_logging(level, self.log_format)
 
     @contextlib.contextmanager
-    def context(self, defaults: dict[str, Any] | None = None) -> Iterator[Context]:
-        """Connect, announce the dashboard, and show progress."""
+    def context(self, defaults: dict[str, Any] | None = None, *, job: str | None = None) -> Iterator[Context]:
+        """Connect, announce the dashboard, and show progress; ``job`` is the name of it on the page /och."""
         from och_dist.cluster import ClusterOptions, connect, dashboard_link
         from och_dist.monitor import log_progress, monitored, progress_bars, reported
         from och_dist.stage import Context
@@ -97,7 +97,7 @@ class Session:
 
                 stack.enter_context(client.as_current())
                 stack.enter_context(performance_report(filename=self.performance_report))
-            if stack.enter_context(monitored(client, command_name())) and self.dashboard and not self.quiet:
+            if stack.enter_context(monitored(client, job or command_name())) and self.dashboard and not self.quiet:
                 self._announce(f"this job:  {self.dashboard.removesuffix('status')}och")
             bars = sys.stderr.isatty() and not self.quiet and self.log_format == "text"
             progress = stack.enter_context(progress_bars()) if bars else log_progress

@@ -20,7 +20,7 @@ from och_dist.cluster.dask_arrays import (
     shared_value,
     stack_rows,
 )
-from och_dist.cluster.held_values import ask_values, begin_asking, derive_values, hold_values
+from och_dist.cluster.held_values import ask_values, begin_asking, hold_values
 from och_dist.cluster.machine import describe_machine, usable_cores
 from och_dist.cluster.outcome import answer_seconds
 from och_dist.cluster.tasks import FAN_IN, map_tasks, merge_here, reduce_in_pieces, reduce_tasks, scan_tasks
@@ -35,7 +35,6 @@ __all__ = [
     "collections_on",
     "connect",
     "dashboard_link",
-    "derive_values",
     "describe_machine",
     "first_rows",
     "hold_values",

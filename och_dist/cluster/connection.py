@@ -90,10 +90,7 @@ def connect(options: ClusterOptions) -> Iterator[Client | None]:
         with observe(options) as client:
             _prepare(client, 1)
             yield client
-        return
-    if options.insecure:
-        raise UsageError("--insecure is about a --scheduler; give one, or leave it out")
-    if _local_workers(options) == 0:
+    elif options.workers == 0:
         import threadpoolctl
 
         with threadpoolctl.threadpool_limits(1):
@@ -104,16 +101,27 @@ def connect(options: ClusterOptions) -> Iterator[Client | None]:
 
 
 def _with_settings(options: ClusterOptions) -> ClusterOptions:
-    """The options, with the scheduler of the settings where they name no place to work; also sets the time of grace."""
+    """The options, with the settings where they say nothing; also sets the time of grace."""
     set_grace(settings.seconds("grace") if options.grace is None else options.grace)
     local = {name: value for name in LOCAL if (value := getattr(options, name)) is not None}
-    if options.scheduler is None and not local and (scheduler := settings.setting("scheduler")) is not None:
+    if options.scheduler is not None:
+        for name, value in local.items():
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} {value} and --scheduler exclude each other; the cluster has its own")
+        return options
+    if not local and (scheduler := settings.setting("scheduler")) is not None:
         return replace(options, scheduler=str(scheduler))
-    if options.scheduler is not None and local:
-        name, value = next(iter(local.items()))
-        option = name.replace("_", "-")
-        raise UsageError(f"--{option} {value} and --scheduler exclude each other; the cluster has its own")
-    return options
+    if options.insecure:
+        raise UsageError("--insecure is about a --scheduler; give one, or leave it out")
+    if options.workers is None and settings.setting("workers") is not None:
+        local["workers"] = settings.whole("workers")
+    usual = {
+        "workers": os.cpu_count() or 1,
+        "threads": settings.whole("threads", 1),
+        "memory_limit": settings.setting("memory-limit"),
+        "dashboard": settings.flag("dashboard") if options.dashboard is None else options.dashboard,
+    }
+    return replace(options, **usual | local)
 
 
 @contextlib.contextmanager
@@ -188,13 +196,6 @@ def _address(scheduler: str) -> str:
         ) from None
 
 
-def _local_workers(options: ClusterOptions) -> int | None:
-    """Processes of a local cluster, 0 for none; None: as many as there are cores."""
-    if options.workers is not None or settings.setting("workers") is None:
-        return options.workers
-    return settings.whole("workers")
-
-
 @contextlib.contextmanager
 def _local(options: ClusterOptions) -> Iterator[Client]:
     from distributed import Client, LocalCluster
@@ -202,26 +203,24 @@ def _local(options: ClusterOptions) -> Iterator[Client]:
     from och_dist.cluster.worker import leave_interrupts_to_driver
 
     settings.apply()
-    workers = _local_workers(options) or os.cpu_count() or 1
-    threads = settings.whole("threads", 1) if options.threads is None else options.threads
-    memory_limit = options.memory_limit or settings.setting("memory-limit")
-    dashboard = settings.flag("dashboard") if options.dashboard is None else options.dashboard
+    workers, limit = options.workers or 1, options.memory_limit
+    address = str(settings.setting("dashboard-address")) if options.dashboard else None
     certificates = find_certificates(options)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Port .* is already in use")
         try:
             cluster = LocalCluster(
                 n_workers=workers,
-                threads_per_worker=threads,
+                threads_per_worker=options.threads,
                 processes=True,
-                memory_limit=memory_limit,
+                memory_limit=limit,
                 host="127.0.0.1",
                 security=certificates.security() if certificates else None,
-                dashboard_address=str(settings.setting("dashboard-address")) if dashboard else None,
+                dashboard_address=address,
             )
         except ValueError as error:
             raise UsageError(
-                f"a local cluster with --memory-limit {memory_limit} cannot be made ({error}); write the limit like 2GB"
+                f"a local cluster with --memory-limit {limit} cannot be made ({error}); write the limit like 2GB"
             ) from error
         except (OSError, RuntimeError, TimeoutError, TypeError) as error:
             raise ClusterError(
@@ -265,19 +264,15 @@ def warm(client: Client | None) -> None:
 
 def dashboard_link(client: Client | None) -> str | None:
     """Address of the Dask dashboard, None without one."""
-    if client is None or _has_no_dashboard(client.cluster):
+    if client is None:
         return None
+    local = getattr(client.cluster, "scheduler_spec", None)
+    if local is not None and local["options"].get("dashboard_address") is None:
+        return None  # its scheduler serves /health all the same, so one cannot see it
     with contextlib.suppress(Exception):
-        services = client.scheduler_info(n_workers=0)["services"]
-        if "dashboard" in services:
+        if "dashboard" in client.scheduler_info(n_workers=0)["services"]:
             return str(client.dashboard_link)
     return None
-
-
-def _has_no_dashboard(cluster: Any) -> bool:
-    """Whether a local cluster was made without: its scheduler serves /health all the same, so one cannot see it."""
-    spec = getattr(cluster, "scheduler_spec", None)
-    return spec is not None and spec["options"].get("dashboard_address") is None
 
 
 def check_memory(client: Client | None, task_bytes: int, what: str) -> None:

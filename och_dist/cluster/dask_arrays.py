@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import getitem
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from och_dist.cluster.outcome import catch, unwrap, watched
+from och_dist.cluster.outcome import catch, unique, unwrap, watched
 from och_dist.cluster.tasks import merge_tree
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def reduce_rows(
     The chunks are of whole rows and of known sizes; empty ones are left out. Reading a chunk and what is done with it
     are one task where Dask can make them one. The shape of the tree depends on the number of chunks alone.
     """
-    (root,) = merge_tree(_leaves(function, array, name, shared), merge, f"{name}-{_token()}")
+    (root,) = merge_tree(_leaves(function, array, name, shared), merge, unique(name))
     result: T = unwrap(root.compute())
     return result
 
@@ -73,7 +72,7 @@ def scan_rows(
     import dask
 
     leaves, side = _leaves(function, array, name, shared), dask.delayed(catch)
-    (root,) = merge_tree([side(getitem, leaf, 0) for leaf in leaves], merge, f"{name}-{_token()}")
+    (root,) = merge_tree([side(getitem, leaf, 0) for leaf in leaves], merge, unique(name))
     root, *kept = dask.persist(root, *[side(getitem, leaf, 1) for leaf in leaves])
     return unwrap(root.compute()), kept
 
@@ -92,8 +91,8 @@ def _leaves(function: Any, array: da.Array, name: str, shared: Any) -> list[Dela
     task = BlockTask(function, first_rows(sizes), shared)
     found = array.map_blocks(
         run_block,
-        task=shared_value(task, f"{name}_shared-{_token()}"),
-        token=f"{name}-{_token()}",
+        task=shared_value(task, unique(f"{name}_shared")),
+        token=unique(name),
         meta=np.empty((0, 0), np.float32),  # the results are no arrays, which only their consumer must know
     )
     leaves = zip(found.to_delayed().ravel(), sizes, strict=True)
@@ -119,7 +118,3 @@ def stack_rows(blocks: Sequence[Any], sizes: Sequence[int], dim: int, dtype: Any
         for block, size in zip(blocks, sizes, strict=True)
     ]
     return da.concatenate(parts)
-
-
-def _token() -> str:
-    return uuid.uuid4().hex[:8]

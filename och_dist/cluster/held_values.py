@@ -7,12 +7,10 @@ get their answer whatever happens meanwhile.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from och_dist.cluster.outcome import POLL_SECONDS, Watch, catch, merged, retries, unwrap, wait_for
+from och_dist.cluster.outcome import Watch, begin, catch, merged, retries, unique, unwrap, wait_for
 from och_dist.cluster.tasks import merge_tree
 
 if TYPE_CHECKING:
@@ -25,26 +23,16 @@ Merge = Callable[[Sequence[Any]], Any]
 SMALL_BYTES = 4 << 20
 
 
-def hold_values(function: Callable[[Any], Any], tasks: Sequence[Any], *, client: Client, name: str) -> list[Future]:
-    """``function(task)`` of every task, kept on the workers as long as the futures are.
+def hold_values(function: Callable[..., Any], *arguments: Sequence[Any], client: Client, name: str) -> list[Future]:
+    """``function(task)`` of every task, or ``function(value, task)`` of values held before, as ``map`` would call it;
+    kept on the workers as long as the futures are.
 
     Idle workers get one each. No worker is asked for by name: a task that waits for one while there is none at all
     would wait for ever, for those that come later have other names.
     """
-    return _map(client, name, [function] * len(tasks), tasks)
-
-
-def derive_values(
-    function: Function, held: Sequence[Future], tasks: Sequence[Any], *, client: Client, name: str
-) -> list[Future]:
-    """``function(value, task)`` of every held value and its task, kept like those."""
-    return _map(client, name, [function] * len(tasks), held, tasks)
-
-
-def _map(client: Client, name: str, *lists: Sequence[Any]) -> list[Future]:
-    token = uuid.uuid4().hex[:8]
-    keys = [f"{name}-{token}-{number}" for number in range(len(lists[0]))]
-    return client.map(catch, *lists, key=keys, pure=False, retries=retries())
+    count, token = len(arguments[0]), unique(name)
+    keys = [f"{token}-{number}" for number in range(count)]
+    return client.map(catch, [function] * count, *arguments, key=keys, pure=False, retries=retries())
 
 
 def ask_values(
@@ -61,21 +49,14 @@ def ask_values(
     each thread of a worker answers its values in turn, as ``function(value, payload, so_far)`` from the second on, and
     sends one merged answer, so that there are as many answers as threads.
     """
-    watch = Watch(client)
     wanted = {future.key: payload for future, payload in zip(held, payloads, strict=True)}
-    asking = asyncio.run_coroutine_threadsafe(
-        client._run(answer_out_of_band, function, wanted, merge, on_error="return"), client.loop.asyncio_loop
-    )
+    asked = begin(client._run(answer_out_of_band, function, wanted, merge, on_error="return"), Watch(client))
 
     def finish() -> list[Any] | None:
         try:
-            while not concurrent.futures.wait([asking], POLL_SECONDS).done:
-                watch.check()
-            answers = asking.result()
+            answers = asked()
         except (OSError, TimeoutError, asyncio.CancelledError):
             return None
-        finally:
-            asking.cancel()
         found = [part for answer in answers.values() if not isinstance(answer, Exception) for part in answer]
         keys = [key for part, _ in found for key in part]
         if merge is not None:  # a value that two workers hold would be counted twice
@@ -125,7 +106,7 @@ def begin_asking(
     """
     from dask import delayed
 
-    token = f"{name}-{uuid.uuid4().hex[:8]}"
+    token = unique(name)
     sent = {id(payload): payload for payload in payloads}
     if nbytes > SMALL_BYTES:
         sent = {key: delayed(value, name=f"payload_{token}-{key}", traverse=False) for key, value in sent.items()}

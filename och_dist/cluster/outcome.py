@@ -12,7 +12,8 @@ import contextlib
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from och_dist import settings
@@ -34,6 +35,11 @@ def retries() -> int:
 def answer_seconds() -> float:
     """How long the scheduler may take to answer a question."""
     return settings.seconds("answer-timeout")
+
+
+def unique(name: str) -> str:
+    """A key of its own for something that Dask's dashboard shows as ``name``."""
+    return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
 class Failure:
@@ -96,31 +102,42 @@ def _accident(task: str, error: BaseException) -> IncompleteError:
     return ours
 
 
-def begin_gather(future: Future | list[Future], watch: Watch) -> concurrent.futures.Future[Any]:
-    """Fetch the result of a future, or of a list of them, beside what this thread does."""
-    loop = watch.client.loop.asyncio_loop
-    return asyncio.run_coroutine_threadsafe(watch.client.gather(future, asynchronous=True), loop)
+def begin(coroutine: Coroutine[Any, Any, Any], watch: Watch) -> Callable[[], Any]:
+    """Run a coroutine of the client beside what this thread does; what is returned waits for its result."""
+    running = asyncio.run_coroutine_threadsafe(coroutine, watch.client.loop.asyncio_loop)
+
+    def finish() -> Any:
+        try:
+            while not concurrent.futures.wait([running], POLL_SECONDS).done:
+                watch.check()
+            return running.result()
+        finally:
+            running.cancel()
+
+    return finish
 
 
-def wait_for(
-    future: Future | list[Future], watch: Watch, gathering: concurrent.futures.Future[Any] | None = None
-) -> Any:
-    """The value of a future, or of a list of them, accidents turned into our errors; ``gathering`` has begun already.
+def begin_fetch(future: Future | list[Future], watch: Watch) -> Callable[[], Any]:
+    """Fetch the value of a future, or of a list of them, accidents turned into our errors; what is returned waits.
 
-    A result whose worker died after finishing it is made again, so this too may take as long as a task.
+    A result whose worker died after finishing it is made again, so this may take as long as a task.
     """
-    gathering = gathering or begin_gather(future, watch)
-    try:
-        while not concurrent.futures.wait([gathering], POLL_SECONDS).done:
-            watch.check()
-        return gathering.result()
-    except ClusterError:
-        raise
-    except (Exception, asyncio.CancelledError) as error:
-        ours = error if isinstance(error, OchError) else _loss(error)
-        return Failure(ours or _accident(f"task {getattr(future, 'key', 'of a search')}", error))
-    finally:
-        gathering.cancel()
+    fetched = begin(watch.client.gather(future, asynchronous=True), watch)
+
+    def finish() -> Any:
+        try:
+            return fetched()
+        except ClusterError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            ours = error if isinstance(error, OchError) else _loss(error)
+            return Failure(ours or _accident(f"task {getattr(future, 'key', 'of a search')}", error))
+
+    return finish
+
+
+def wait_for(future: Future | list[Future], watch: Watch) -> Any:
+    return begin_fetch(future, watch)()
 
 
 def _loss(error: BaseException) -> OchError | None:

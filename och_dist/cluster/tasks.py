@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 import time
-import uuid
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import getitem
@@ -23,7 +24,7 @@ from och_dist.cluster.outcome import (
     Failure,
     Watch,
     answer_seconds,
-    begin_gather,
+    begin_fetch,
     catch,
     merged,
     retries,
@@ -31,9 +32,9 @@ from och_dist.cluster.outcome import (
     unwrap,
     wait_for,
 )
-from och_dist.cluster.tracing import Mark, Trace, traced
+from och_dist.cluster.tracing import Trace, traced
 from och_dist.errors import ClusterError
-from och_dist.stop import Stop, listening
+from och_dist.stop import Stop, tasks_under_way
 
 if TYPE_CHECKING:
     from dask.delayed import Delayed
@@ -70,11 +71,11 @@ def map_tasks(
     """
     results: dict[int, T | Failure] = {}
     finished: queue.SimpleQueue[int] = queue.SimpleQueue()
-    with listening(lambda: finished.put(STOP)) as stop:
+    with tasks_under_way(lambda: finished.put(STOP)) as stop:
         if client is None:
             outcomes = _map_here(function, tasks, stop)
         else:
-            trace = Trace(client, name, len(tasks), shown=advance is not None, inherited=inherited)
+            trace = Trace(name, len(tasks), shown=advance is not None, inherited=inherited)
             outcomes = _map_there(function, tasks, client, trace, finished, stop)
         with contextlib.closing(outcomes):
             for number, outcome in outcomes:
@@ -200,11 +201,11 @@ def reduce_tasks(
 
     ``shared`` is sent once and reaches each worker once; intermediate results live on the workers only.
     """
-    _require(tasks)
+    leaves = Leaves(function, tasks, name, shared, advance, weight)
     if client is None:
-        return merge_here(_values_here(function, tasks, shared, advance, weight), merge)
-    graph = TaskGraph(function, tasks, client, name, shared, advance, weight)
-    return graph.run(graph.merge(graph.leaves, merge)[0])[0]
+        return merge_here(leaves.here(), len(tasks), merge)
+    graph = TaskGraph(leaves, client)
+    return graph.total(merge_tree(graph.nodes, merge, graph.name))[0]
 
 
 def scan_tasks(
@@ -222,18 +223,19 @@ def scan_tasks(
 
     Returns the merged value and, per task, the second value (a future of it on a cluster).
     """
-    _require(tasks)
+    leaves = Leaves(function, tasks, name, shared, advance, weight)
     if client is not None:
-        graph = TaskGraph(function, tasks, client, name, shared, advance, weight)
-        return graph.run(graph.merge(graph.side(0, "sum"), merge)[0], graph.side(1, "keep"))
+        graph = TaskGraph(leaves, client)
+        root = merge_tree(graph.side(0, "sum"), merge, graph.name)
+        return graph.total(root, graph.side(1, "keep"))
     kept: list[Any] = []
 
     def first_sides() -> Iterator[Any]:
-        for value in _values_here(function, tasks, shared, advance, weight):
+        for value in leaves.here():
             kept.append(catch(getitem, value, 1))
             yield catch(getitem, value, 0)
 
-    return merge_here(first_sides(), merge), kept
+    return merge_here(first_sides(), len(tasks), merge), kept
 
 
 def reduce_in_pieces(
@@ -252,54 +254,53 @@ def reduce_in_pieces(
 
     ``cut`` and ``merge`` may be applied in either order. Two pieces at most are in this process at a time.
     """
+    leaves = Leaves(function, tasks, name, shared)
     if client is not None:
-        yield from TaskGraph(function, tasks, client, name, shared).pieces(merge, cut, finish, pieces)
+        yield from TaskGraph(leaves, client).pieces(merge, cut, finish, pieces)
         return
-    whole = reduce_tasks(function, tasks, merge, client=None, name=name, shared=shared)
+    whole = merge_here(leaves.here(), len(tasks), merge)
     for number in range(pieces):
         yield finish(cut(whole, number))
 
 
-def _require(tasks: Sequence[Task]) -> None:
-    if not tasks:
-        raise ValueError("a reduction needs at least one task")
+@dataclass(frozen=True)
+class Leaves:
+    """What a reduction begins with: ``function(task, shared)`` of every task."""
+
+    function: Callable[..., Any]
+    tasks: Sequence[Task]
+    name: str
+    shared: Any
+    advance: Advance | None = None
+    weight: Callable[[Task], int] = lambda task: 1
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise ValueError("a reduction needs at least one task")
+
+    def here(self) -> Iterator[Any]:
+        for task in self.tasks:
+            yield retry(self.function, task, self.shared)
+            self.tell(task)
+
+    def tell(self, task: Task) -> None:
+        """Progress: a task is done."""
+        if self.advance is not None:
+            self.advance(self.weight(task))
 
 
-def _values_here(
-    function: Callable[..., T],
-    tasks: Sequence[Task],
-    shared: Any,
-    advance: Advance | None,
-    weight: Callable[[Task], int],
-) -> Iterator[T | Failure]:
-    for task in tasks:
-        yield retry(function, task, shared)
-        if advance is not None:
-            advance(weight(task))
+def merge_here(values: Iterable[Any], count: int, merge: Merge[Any]) -> Any:
+    """The root of the tree over ``count`` values; FAN_IN of a level are merged as soon as they are there."""
 
+    def merge_level(level: Iterator[Any], count: int) -> Iterator[Any]:
+        for _ in range(count):
+            yield merged(merge, list(islice(level, FAN_IN)))
 
-def merge_here(values: Iterable[T | Failure], merge: Merge[T]) -> T:
-    """The root of the tree over ``values``; FAN_IN of a level are merged as soon as they are there."""
-    levels: list[list[Any]] = [[]]
-
-    def lift(depth: int) -> None:
-        if depth + 1 == len(levels):
-            levels.append([])
-        levels[depth + 1].append(merged(merge, levels[depth]))
-        levels[depth] = []
-
-    for value in values:
-        levels[0].append(value)
-        depth = 0
-        while len(levels[depth]) == FAN_IN:
-            lift(depth)
-            depth += 1
-    depth = 0
-    while depth == 0 or depth + 1 < len(levels) or len(levels[depth]) > 1:
-        if levels[depth]:
-            lift(depth)
-        depth += 1
-    return unwrap(levels[depth][0])
+    level, depth = iter(values), 0
+    while depth == 0 or count > 1:
+        count, depth = -(-count // FAN_IN), depth + 1
+        level = merge_level(level, count)
+    return unwrap(next(level))
 
 
 def merge_tree(level: Sequence[Any], merge: Merge[Any], name: str, width: int = 1) -> list[Delayed]:
@@ -316,60 +317,22 @@ def merge_tree(level: Sequence[Any], merge: Merge[Any], name: str, width: int = 
     return nodes
 
 
-def run_leaf(
-    call: Callable[[Any], T], shared: Any, topic: str | None, progress: tuple[int, int], mark: Mark | None
-) -> T | Failure:
-    """The task of one leaf of a :class:`TaskGraph`."""
-    value = traced(mark, call, shared)
-    if topic is not None:
-        from distributed import get_worker
-
-        with contextlib.suppress(ValueError):
-            get_worker().log_event(topic, progress)
-    return value
-
-
 class TaskGraph:
-    """A reduction as one Dask graph; only its root, and what a scan keeps, stays in memory.
+    """Leaves as ``nodes`` of one Dask graph; only its roots, and what a scan keeps, stay in memory."""
 
-    ``advance`` is called with the weight of each task that is done.
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        tasks: Sequence[Task],
-        client: Client,
-        name: str,
-        shared: Any,
-        advance: Advance | None = None,
-        weight: Callable[[Task], int] = lambda task: 1,
-    ) -> None:
+    def __init__(self, leaves: Leaves, client: Client) -> None:
         from dask import delayed
 
-        _require(tasks)
-        self.client, self.advance = client, advance
-        token = uuid.uuid4().hex[:8]
-        self.name = f"{name}-{token}"
-        self.trace = Trace(client, name, len(tasks), shown=advance is not None)
-        # The scheduler remembers the events of every topic: where no progress is shown, there is none.
-        self.topic = None if advance is None else f"och-progress-{token}"
-        data = None if shared is None else delayed(shared, name=f"{name}_shared-{token}", traverse=False)
-        leaf = delayed(run_leaf, pure=False, traverse=False)
-        self.leaves = [
-            leaf(
-                partial(function, task),  # Dask does not look for collections inside of it
-                data,
-                self.topic,
-                (number, weight(task)),
-                self.trace.mark(number),
-                dask_key_name=f"{self.name}-{number}",
-            )
-            for number, task in enumerate(tasks)
-        ]
-
-    def merge(self, level: Sequence[Delayed], merge: Merge[Any], width: int = 1, tag: str = "") -> list[Delayed]:
-        return merge_tree(level, merge, f"{self.name}{tag}", width)
+        self.leaves, self.client, self.watch = leaves, client, Watch(client)
+        self.untold, self.lock = set(range(len(leaves.tasks))), threading.Lock()
+        self.trace = Trace(leaves.name, len(leaves.tasks), shown=leaves.advance is not None)
+        self.name = self.trace.token
+        shared = None if leaves.shared is None else delayed(leaves.shared, name=f"shared_{self.name}", traverse=False)
+        self.nodes = []
+        for number, task in enumerate(leaves.tasks):
+            call = partial(traced, self.trace.mark(number), leaves.function, task)  # Dask does not look inside of it
+            key = f"{self.name}-{number}"
+            self.nodes.append(delayed(call, name=key, pure=False, traverse=False)(shared, dask_key_name=key))
 
     def side(self, number: int, label: str) -> list[Delayed]:
         """One of the values that each leaf returns."""
@@ -377,73 +340,67 @@ class TaskGraph:
 
         part = delayed(catch, pure=False)
         return [
-            part(getitem, leaf, number, dask_key_name=f"{label}_{self.name}-{place}")
-            for place, leaf in enumerate(self.leaves)
+            part(getitem, node, number, dask_key_name=f"{label}_{self.name}-{place}")
+            for place, node in enumerate(self.nodes)
         ]
 
-    def run(self, root: Delayed, kept: Sequence[Delayed] = ()) -> tuple[Any, list[Future]]:
-        """The value of the root, and futures of what is to be kept on the workers."""
-        if self.topic is not None:
-            self.client.subscribe_topic(self.topic, ProgressCounter(self.advance))
-        watch, done = Watch(self.client), False
+    def _begin(self, roots: Sequence[Delayed]) -> list[Future]:
+        """Futures of the roots. Where progress is shown, Dask also tells of the end of each leaf."""
+        from dask.utils import ensure_dict
+
+        graph: dict[str, Any] = {}
+        for root in roots:
+            graph.update(ensure_dict(root.dask))
+        told = [] if self.leaves.advance is None else self.nodes
+        futures = self.client.get(graph, [node.key for node in (*roots, *told)], sync=False, retries=retries())
+        for number, future in enumerate(futures[len(roots) :]):
+            future.add_done_callback(partial(self._tell, number))
+        return list(futures[: len(roots)])
+
+    def _tell(self, number: int, future: Future | None = None) -> None:
+        """Progress of a leaf, once: by its future, in a thread of Dask, or here when the root is there before."""
+        with self.lock:
+            if number in self.untold and (future is None or future.status == "finished"):
+                self.untold.remove(number)
+                self.leaves.tell(self.leaves.tasks[number])
+
+    @contextlib.contextmanager
+    def computed(self, roots: Sequence[Delayed]) -> Iterator[list[Future]]:
+        """Futures of the roots; those in the list are given up with an error."""
+        futures, done = self._begin(roots), False
         try:
-            futures = self.client.compute([root, *kept], retries=retries())
-            value = unwrap(_await(futures[0], watch))
+            yield futures
             done = True
-            return value, futures[1:]
         finally:
             self.trace.end(done=done)
-            if self.topic is not None:
+            if not done:
                 with contextlib.suppress(Exception):
-                    self.client.unsubscribe_topic(self.topic)
+                    self.client.cancel(futures, force=True)
+
+    def total(self, roots: Sequence[Delayed], kept: Sequence[Delayed] = ()) -> tuple[Any, list[Future]]:
+        """The value of the only root, and futures of what is to be kept on the workers."""
+        with self.computed([*roots, *kept]) as (root, *others):
+            value = unwrap(wait_for(root, self.watch))
+            for number in range(len(self.leaves.tasks)):
+                self._tell(number)
+            return value, others
 
     def pieces(self, merge: Merge[T], cut: Any, finish: Any, count: int) -> Iterator[T]:
         """The last merges once for each piece, on the workers, from what a level of up to FAN_IN^2 parts has of it."""
         from dask import delayed
 
         step = delayed(catch, pure=False)
-        level, roots = self.merge(self.leaves, merge, FAN_IN**2), []
+        level, roots = merge_tree(self.nodes, merge, self.name, FAN_IN**2), []
         for number in range(count):
             end = f"{self.name}-{number}"
             parts = [step(cut, node, number, dask_key_name=f"cut_{end}-{i}") for i, node in enumerate(level)]
-            (root,) = self.merge(parts, merge, tag=f"-{number}")
+            (root,) = merge_tree(parts, merge, end)
             roots.append(step(finish, root, dask_key_name=f"finish_{end}"))
-        watch, done = Watch(self.client), False
-        futures: list[Any] = self.client.compute(roots, retries=retries())
-        ahead = begin_gather(futures[0], watch)
-        try:
-            for number in range(count):
-                value = unwrap(_await(futures[number], watch, ahead))
-                futures[number] = None  # the workers may forget it
-                if number + 1 < count:
-                    ahead = begin_gather(futures[number + 1], watch)  # comes while this one is used
+        with self.computed(roots) as futures:
+            fetch = begin_fetch(futures[0], self.watch)
+            while futures:
+                value = unwrap(fetch())
+                del futures[0]  # the workers may forget it
+                if futures:
+                    fetch = begin_fetch(futures[0], self.watch)  # comes while this one is used
                 yield value
-            done = True
-        finally:
-            self.trace.end(done=done)
-            ahead.cancel()
-            with contextlib.suppress(Exception):
-                self.client.cancel([future for future in futures if future is not None], force=True)
-
-
-class ProgressCounter:
-    """Passes the progress of each task on once, however often it ran."""
-
-    def __init__(self, advance: Advance | None) -> None:
-        self.advance = advance
-        self.counted: set[int] = set()
-
-    def __call__(self, event: tuple[float, tuple[int, int]]) -> None:
-        number, size = event[1]
-        if self.advance is not None and number not in self.counted:
-            self.counted.add(number)
-            self.advance(size)
-
-
-def _await(future: Future, watch: Watch, gathering: Any = None) -> Any:
-    try:
-        return wait_for(future, watch, gathering)
-    except BaseException:
-        with contextlib.suppress(Exception):
-            watch.client.cancel(future, force=True)
-        raise

@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import uuid
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+import numpy as np
 
 from och_dist import events
-from och_dist.cluster.outcome import Failure, catch
-
-if TYPE_CHECKING:
-    from distributed import Client
+from och_dist.cluster.outcome import Failure, catch, unique
 
 T = TypeVar("T")
 Mark = tuple[str, int]
 
 INTERVAL = 0.1
-"""Seconds between two messages of a worker, at least; an end after a longer silence is sent at once."""
+"""Seconds in which the events of a worker are gathered before they are sent."""
 
 TEXT = 300
 
@@ -30,14 +28,11 @@ class Trace:
     Without a listener, or for a graph that shows no progress, marks are None and tasks tell nothing.
     """
 
-    def __init__(
-        self, client: Client | None, name: str, count: int, *, shown: bool, inherited: Collection[int] = ()
-    ) -> None:
-        self.token = f"{name}-{uuid.uuid4().hex[:8]}"
-        self.active = shown and client is not None and events.heard(client)
+    def __init__(self, name: str, count: int, *, shown: bool, inherited: Collection[int] = ()) -> None:
+        self.token = unique(name)
+        self.active = shown and events.heard()
         if self.active:
-            kept = _ranges(inherited)
-            events.say("tasks", token=self.token, name=name, count=count, inherited=kept)
+            events.say("tasks", token=self.token, name=name, count=count, inherited=_ranges(inherited))
 
     def mark(self, number: int) -> Mark | None:
         return (self.token, number) if self.active else None
@@ -48,81 +43,61 @@ class Trace:
             events.say("tasks_end", token=self.token, done=done)
 
 
-def _ranges(numbers: Iterable[int]) -> list[list[int]]:
+def _ranges(numbers: Collection[int]) -> list[list[int]]:
     """[[first, last + 1], ...] of ascending runs."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][1] == number:
-            runs[-1][1] += 1
-        else:
-            runs.append([number, number + 1])
-    return runs
+    ordered = np.sort(np.fromiter(numbers, np.int64, len(numbers)))
+    runs = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
+    return [[int(run[0]), int(run[-1]) + 1] for run in runs if len(run)]
 
 
 def traced(mark: Mark | None, function: Callable[..., T], *args: Any) -> T | Failure:
     """:func:`catch` on a worker, told to the scheduler."""
     if mark is None:
         return catch(function, *args)
-    tell, started = _outbox(), time.perf_counter()
-    tell(["begin", *mark])
+    started = time.perf_counter()
+
+    def end(state: str, facts: events.Facts) -> None:
+        seconds = time.perf_counter() - started
+        events.TOTALS.count(mark[0].rpartition("-")[0], state, seconds, facts)
+        OUTBOX.put(["end", *mark, state, round(seconds, 4), facts])
+
+    OUTBOX.put(["begin", *mark])
     with events.counting() as facts:
         try:
             value = catch(function, *args)
         except BaseException as error:
-            tell(_ended(mark, "retry", started, {"error": f"{type(error).__name__}: {error}"[:TEXT]}))
+            end("retry", {"error": f"{type(error).__name__}: {error}"[:TEXT]})
             raise
     if isinstance(value, Failure):
-        tell(_ended(mark, "failed", started, {"error": str(value.error)[:TEXT]}))
+        end("failed", {"error": str(value.error)[:TEXT]})
     else:
-        tell(_ended(mark, "done", started, facts))
+        end("done", facts)
     return value
 
 
-def _ended(mark: Mark, state: str, started: float, facts: events.Facts) -> list[Any]:
-    seconds = time.perf_counter() - started
-    events.TOTALS.count(mark[0].rpartition("-")[0], state, seconds, facts)
-    return ["end", *mark, state, round(seconds, 4), facts]
-
-
-def _outbox() -> Callable[[list[Any]], None]:
-    from distributed import get_worker
-
-    try:
-        worker = get_worker()
-    except ValueError:
-        return lambda event: None
-    return lambda event: OUTBOX.put(worker, event)
-
-
 class Outbox:
-    """Events on their way from this process to its scheduler."""
+    """Events on their way from this worker to its scheduler, a few messages a second; never waits, never raises."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.waiting: list[list[Any]] = []
-        self.sent = float("-inf")
-        self.due = False
 
-    def put(self, worker: Any, event: list[Any]) -> None:
-        with contextlib.suppress(Exception):
-            with self.lock:
-                self.waiting.append(event)
-                wait = self.sent + INTERVAL - time.monotonic()
-                if self.due:
-                    return
-                self.due = wait > 0
-            if wait > 0:
-                worker.loop.add_callback(worker.loop.call_later, wait, self.send, worker)
-            else:
-                self.send(worker)
+    def put(self, event: list[Any]) -> None:
+        from distributed import get_worker
+
+        with self.lock:
+            self.waiting.append(event)
+            first = len(self.waiting) == 1
+        if first:
+            with contextlib.suppress(Exception):
+                worker = get_worker()
+                worker.loop.add_callback(worker.loop.call_later, INTERVAL, self.send, worker)
 
     def send(self, worker: Any) -> None:
+        with self.lock:
+            batch, self.waiting = self.waiting, []
         with contextlib.suppress(Exception):
-            with self.lock:
-                batch, self.waiting, self.due = self.waiting, [], False
-                self.sent = time.monotonic()
-            if batch:
-                worker.log_event(events.TOPIC, {"events": batch})
+            worker.log_event(events.TOPIC, {"events": batch})
 
 
 OUTBOX = Outbox()

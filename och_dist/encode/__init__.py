@@ -11,23 +11,8 @@ from och_dist.encode.publication import (
     clear_leftovers,
     named_jobs,
     not_held,
-    ones_spec,
     publish,
     publish_new,
+    publish_segments,
 )
-from och_dist.encode.stage import encode
-
-__all__ = [
-    "CLAIMS",
-    "COLLECTED",
-    "check_unmarked",
-    "checked_segment",
-    "claimed",
-    "clear_leftovers",
-    "encode",
-    "named_jobs",
-    "not_held",
-    "ones_spec",
-    "publish",
-    "publish_new",
-]
+from och_dist.encode.stage import encode, run_job

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from och_dist.store import (
     Corpus,
     CorpusRef,
     Index,
+    IndexSegment,
     Job,
     Model,
     Objects,
@@ -76,16 +78,24 @@ def encode(
 ) -> Report:
     """Encode every row of ``corpus`` that the newest version of ``index`` does not hold under ``model``."""
     watch, context = Stopwatch("encode"), context or Context()
-    check_expected(split_model_path(model)[1], expect_model)
+    folder, address = split_model_path(model)
+    check_expected(address, expect_model)
     opened, objects = open_corpus(corpus), open_objects(index)
     current, new_rows = find_index(index), 0  # first: nothing is put into a folder that holds something else
-    loaded = _bring_model(model, objects, opened)
+    trained, models = open_objects(folder), model_objects(objects.url)
+    loaded = load_model(trained, address)
+    _check_dimension(loaded, opened)
+    objects.require_put_if_absent()
+    copy_model(trained, address, models)
     events.say("sample", bits=loaded.n_bits, sample=loaded.provenance.get("sample"))
     jobs: list[Job] = []
     for job in _jobs(opened, objects, current, loaded, chunk_rows):
         begin_job(objects, job)
-        _copy_model(model, objects)  # again: until the job was announced, 'och gc' could take the model for unused
-        new_rows += run_job(opened, objects, job, context)
+        copy_model(trained, address, models)  # again: 'och gc' takes a model for unused that no job has announced
+        room = 3 * job.chunk_rows * job.spec.width
+        require_room(opened, context, f"encoding a chunk of {job.chunk_rows} codes", extra_bytes=room)
+        task_of = partial(EncodeChunk, opened.ref, objects.url, job)
+        new_rows += run_job(objects, IndexSegment(job), encode_chunk, task_of, context, verb="encode")
         jobs.append(job)
     if publish and jobs:
         _check_unchanged(opened, jobs)
@@ -106,23 +116,12 @@ def encode(
     )
 
 
-def _bring_model(path: str, objects: Objects, corpus: Corpus) -> Model:
-    """Load and check the model, and put it beside the codes."""
-    folder, address = split_model_path(path)
-    loaded = load_model(open_objects(folder), address)
-    if loaded.hasher.n_features_in_ != corpus.dim:
+def _check_dimension(model: Model, corpus: Corpus) -> None:
+    if model.hasher.n_features_in_ != corpus.dim:
         raise BadInputError(
-            f"model {address[:16]} takes {loaded.hasher.n_features_in_}-d vectors, the corpus {corpus.url} is "
+            f"model {model.address[:16]} takes {model.hasher.n_features_in_}-d vectors, the corpus {corpus.url} is "
             f"{corpus.dim}-d; train a model on this corpus"
         )
-    objects.require_put_if_absent()
-    _copy_model(path, objects)
-    return loaded
-
-
-def _copy_model(path: str, objects: Objects) -> None:
-    folder, address = split_model_path(path)
-    copy_model(open_objects(folder), address, model_objects(objects.url))
 
 
 def _jobs(corpus: Corpus, objects: Objects, current: Index | None, model: Model, chunk_rows: int) -> Iterator[Job]:
@@ -171,28 +170,27 @@ def _check_unchanged(corpus: Corpus, jobs: Sequence[Job]) -> None:
         )
 
 
-def run_job(corpus: Corpus, objects: Objects, job: Job, context: Context) -> int:
-    """Encode the chunks that have no record yet; returns the rows encoded now."""
-    codes = job.chunk_rows * job.spec.width
-    require_room(corpus, context, f"encoding a chunk of {job.chunk_rows} codes", extra_bytes=3 * codes)
-    done = done_chunks(objects, job)
-    tasks = [
-        EncodeChunk(corpus.ref, objects.url, job, chunk) for chunk in range(job.spec.n_chunks) if chunk not in done
-    ]
-    advance = context.progress("encode", job.stop - job.start)
-    advance(sum(high - low for low, high in map(job.rows, done)))
-    rows = map_tasks(
-        encode_chunk,
-        tasks,
+def run_job(
+    objects: Objects,
+    draft: IndexSegment,
+    function: Callable[[Any], int],
+    task_of: Callable[[int], Any],
+    context: Context,
+    *,
+    verb: str,
+) -> int:
+    """Run ``function(task_of(chunk))`` for the chunks of a job that have no record yet; returns the sum of it all."""
+    done = done_chunks(objects, draft.job)
+    rows = [stop - start for start, stop in map(draft.bounds, range(draft.job.spec.n_chunks))]
+    advance = context.progress(verb, sum(rows))
+    advance(sum(rows[chunk] for chunk in done))
+    stored = map_tasks(
+        function,
+        [task_of(chunk) for chunk in range(len(rows)) if chunk not in done],
         client=context.client,
-        name="encode_chunk",
+        name=function.__name__,
         advance=advance,
-        weight=_rows_of,
+        weight=lambda task: rows[task.chunk],
         inherited=done,
     )
-    return sum(rows)
-
-
-def _rows_of(task: EncodeChunk) -> int:
-    start, stop = task.job.rows(task.chunk)
-    return stop - start
+    return sum(stored)

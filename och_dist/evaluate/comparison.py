@@ -1,29 +1,31 @@
 """Methods against each other under the paper's protocol: same splits, same truth, one result per cell, resumable.
 
-A *cell* is one method with one code length on one split. Its result is a sealed JSON file of its own, so that a killed
-comparison repeats no finished cell.
+A *split* is a random cut of a corpus into queries, database and training rows. A *cell* is one method with one code
+length on one split. Its result is a sealed JSON file of its own, so that a killed comparison repeats no finished cell.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache, reduce
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from och_dist.cluster import map_tasks, reduce_tasks
-from och_dist.errors import OchError, UsageError
-from och_dist.evaluate.exact import remaining_rows
-from och_dist.evaluate.splits import PreparedSplit, Split, prepare_split
-from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
+from och_dist.errors import BadInputError, NonFiniteError, OchError, UsageError
+from och_dist.evaluate.exact import exact_neighbors, piece_size, remaining_rows
+from och_dist.evaluate.stage import Histograms, true_rows
+from och_dist.kernels.hamming import count_rows, hamming_histogram, lay_out
+from och_dist.kernels.moments import nonfinite_rows
 from och_dist.kernels.packing import code_words, count_ones, unpack_bits
 from och_dist.kernels.ranking import bit_balance, bit_entropy, evaluate_histograms
 from och_dist.kernels.spheres import spherical_histogram, spherical_levels, spherical_pairs
@@ -34,12 +36,16 @@ from och_dist.store import (
     Corpus,
     CorpusRef,
     LocalObjects,
+    StoredNeighbors,
     canonical,
     load_model,
     model_on_worker,
     open_corpus,
+    open_neighbors,
     open_objects,
+    read_about,
     save_model,
+    save_neighbors,
     seal,
     sha256,
     unseal,
@@ -47,7 +53,6 @@ from och_dist.store import (
 )
 from och_dist.train import ArrayRows, make_hasher, training_data
 
-QUERY_BYTES = 32 << 20
 WARM_ROWS = 600
 CENTRES = (100, 200, 300, 400, 600, 800)
 ANCHORS = (10, 20, 40, 80, 160)
@@ -55,6 +60,80 @@ SWEEP_BITS = 64
 SPHERICAL_QUERIES = 500
 TRAINING = 2
 """Goes up when a change of training makes cells that were computed before no longer comparable."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows of one repeat: ascending global numbers of queries and of training rows; the database is all but queries."""
+
+    queries: np.ndarray
+    training: np.ndarray
+
+    @classmethod
+    def draw(cls, rows: int, *, queries: int, train_rows: int, seed: int, repeat: int) -> Split:
+        """A function of these numbers alone, the same for every method."""
+        if queries < 1 or train_rows < 1 or queries + train_rows > rows:
+            raise BadInputError(
+                f"{queries} queries and {train_rows} training rows need {queries + train_rows} rows, the corpus has "
+                f"{rows}; lower --queries or --train-rows"
+            )
+        drawn = np.random.default_rng([seed, repeat]).permutation(rows)[: queries + train_rows]
+        return cls(np.sort(drawn[:queries]), np.sort(drawn[queries:]))
+
+
+def gather_rows(corpus: CorpusRef, rows: np.ndarray) -> np.ndarray:
+    """The vectors (m, dim) of some rows."""
+    return corpus.open().read_at(rows)
+
+
+def read_some(corpus: Corpus, rows: np.ndarray, context: Context) -> np.ndarray:
+    """The vectors (m, dim) of ascending global ``rows``, fetched by the cluster."""
+    parts = np.split(rows, np.searchsorted(rows, [start for start, _ in corpus.partitions()]))
+    tasks = [part for part in parts if len(part)]
+    gathered = map_tasks(partial(gather_rows, corpus.ref), tasks, client=context.client, name="gather_rows")
+    vectors = np.concatenate(gathered)
+    bad = nonfinite_rows(vectors)
+    if len(bad):
+        listed = tuple(int(row) for row in rows[bad[:20]])
+        raise NonFiniteError(f"rows {', '.join(map(str, listed))} hold NaN or infinity", listed, len(bad))
+    return vectors
+
+
+@dataclass(frozen=True)
+class PreparedSplit:
+    """A split on disk: query and training vectors, and the truth over the database."""
+
+    folder: str
+    query_rows: np.ndarray
+
+    def vectors(self, name: str) -> np.ndarray:
+        """'queries' (q, dim) or 'training' (t, dim)."""
+        return np.load(f"{self.folder}/{name}.npy", allow_pickle=False)
+
+    @cached_property
+    def truth(self) -> StoredNeighbors:
+        return open_neighbors(f"{self.folder}/truth.zarr")
+
+
+def prepare_split(corpus: Corpus, split: Split, folder: Path, *, k: int, context: Context) -> PreparedSplit:
+    """Fetch the rows of a split and compute its truth, once; a second call finds both."""
+    objects, prepared = LocalObjects(folder), PreparedSplit(str(folder), split.queries)
+    for name, rows in (("queries", split.queries), ("training", split.training)):
+        if objects.size(f"{name}.npy") is None:
+            buffer = io.BytesIO()
+            np.save(buffer, read_some(corpus, rows, context), allow_pickle=False)
+            objects.put(f"{name}.npy", buffer.getvalue())
+    path = str(folder / "truth.zarr")
+    key = sha256(canonical([corpus.fingerprint, split.queries.tolist(), k]))
+    if (read_about(path) or {}).get("key") != key:
+        vectors = prepared.vectors("queries")
+        width, about = min(k, corpus.rows - len(split.queries)), {"kind": "euclidean", "key": key}
+        neighbors = exact_neighbors(
+            corpus, lambda start, stop: vectors[start:stop], len(vectors), k, context, without=split.queries
+        )
+        with contextlib.closing(neighbors) as found:
+            save_neighbors(path, found, queries=len(vectors), width=width, batch=piece_size(width), about=about)
+    return prepared
 
 
 @dataclass(frozen=True)
@@ -67,35 +146,11 @@ class Cell:
     variant: str = "main"
     params: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"method": self.method, "bits": self.bits, "repeat": self.repeat, "variant": self.variant,
-                "params": dict(self.params)}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class FitCell:
-    cell: Cell
-    split: PreparedSplit
-    models: str
-    seed: int
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A trained cell: its model, and the CPU seconds of the statistics and of the solver."""
-
-    address: str
-    statistics_seconds: float
-    solve_seconds: float
-    correlation: float
-
 
 @lru_cache(maxsize=64)
 def _warm(method: str, bits: int, folder: str) -> None:
     """Compile what a method needs before its training is timed."""
-    from och_dist.evaluate.splits import get_array
-
-    rows = get_array(LocalObjects(folder), "training.npy")[:WARM_ROWS]
+    rows = PreparedSplit(folder, np.empty(0, np.int64)).vectors("training")[:WARM_ROWS]
     try:
         hasher = make_hasher(method, bits, 0, {})
         hasher.fit_training(training_data(ArrayRows(rows), centres=min(50, hasher.centres_wanted()), seed=0))
@@ -104,12 +159,11 @@ def _warm(method: str, bits: int, folder: str) -> None:
         logger.debug("no warm-up for %s at %d bits", method, bits)
 
 
-def fit_cell(task: FitCell) -> Fitted | str:
-    """Train one cell on the training rows of its split; a setting the method refuses comes back as its sentence."""
-    cell = task.cell
-    _warm(cell.method, cell.bits, task.split.folder)
-    rows = task.split.vectors("training")
-    seed = task.seed + cell.repeat
+def fit_cell(split: PreparedSplit, models: str, first_seed: int, cell: Cell) -> dict[str, Any]:
+    """Train one cell on the training rows of its split: its model, and the CPU seconds of statistics and solver. A
+    setting the method refuses comes back as its sentence."""
+    _warm(cell.method, cell.bits, split.folder)
+    rows, seed = split.vectors("training"), first_seed + cell.repeat
     try:
         hasher = make_hasher(cell.method, cell.bits, seed, cell.params)
         with one_thread():  # one thread's CPU time is then all of it, and k-means does not depend on their number
@@ -119,10 +173,13 @@ def fit_cell(task: FitCell) -> Fitted | str:
             hasher.fit_training(data)
             end = time.thread_time()
     except OchError as error:
-        return str(error)
-    address = save_model(open_objects(task.models), hasher, {"cell": cell.to_json()})
-    codes = hasher.encode_block(rows)
-    return Fitted(address, between - start, end - between, _correlation(codes, cell.bits))
+        return {"refused": str(error), "rankings": {}}
+    return {
+        "model": save_model(open_objects(models), hasher, {"cell": asdict(cell)}),
+        "statistics_cpu_seconds": between - start,
+        "solve_cpu_seconds": end - between,
+        "bit_correlation": _correlation(hasher.encode_block(rows), cell.bits),
+    }
 
 
 def _correlation(codes: np.ndarray, bits: int) -> float:
@@ -136,82 +193,57 @@ def _correlation(codes: np.ndarray, bits: int) -> float:
 
 
 @dataclass(frozen=True)
-class CountCell:
-    """Encode and count one partition for one model."""
+class CellQueries:
+    """What all tasks of a cell share: its model, and the packed codes (q, bytes) of the queries of its split."""
 
-    corpus: CorpusRef
-    start: int
-    stop: int
     models: str
     address: str
+    split: PreparedSplit
+    codes: np.ndarray
     spherical: bool
 
 
 @dataclass(frozen=True)
-class CellQueries:
-    """What all tasks of a cell share: the packed codes (q, bytes) of the queries, and the split they are from."""
-
-    codes: np.ndarray
-    split: PreparedSplit
-
-
-@dataclass(frozen=True)
 class Counts:
-    """Histograms (q, levels) per ranking of database rows and of true neighbours; set bits per bit; rows seen."""
+    """Histograms per ranking; set bits per bit; rows seen."""
 
-    histograms: tuple[tuple[np.ndarray, np.ndarray], ...]
+    histograms: tuple[Histograms, ...]
     ones: np.ndarray
     rows: int
 
     def merge(self, other: Counts) -> Counts:
         both = zip(self.histograms, other.histograms, strict=True)
-        summed = tuple((n + m, g + h) for (n, g), (m, h) in both)
-        return Counts(summed, self.ones + other.ones, self.rows + other.rows)
+        return Counts(tuple(a.merge(b) for a, b in both), self.ones + other.ones, self.rows + other.rows)
 
 
-def merge_counts(parts: Iterable[Counts]) -> Counts:
-    return reduce(Counts.merge, parts)
+def count_cell(corpus: CorpusRef, rows: tuple[int, int], queries: CellQueries) -> Counts:
+    """Counts over those of the rows [start, stop) that are in the database."""
+    hasher = model_on_worker(queries.models, queries.address)
+    blocks = corpus.open().blocks(*rows)
+    return reduce(Counts.merge, (_count_block(hasher, first, block, queries) for first, block in blocks))
 
 
-def count_cell(task: CountCell, queries: CellQueries) -> Counts:
-    """Counts over the database rows of one partition."""
-    blocks = task.corpus.open().blocks(task.start, task.stop)
-    hasher = model_on_worker(task.models, task.address)
-    return merge_counts(_count_block(hasher, first, block, queries, task.spherical) for first, block in blocks)
-
-
-def _count_block(hasher: Hasher, first: int, block: np.ndarray, queries: CellQueries, spherical: bool) -> Counts:
-    rows = remaining_rows(first, len(block), queries.split.query_rows)
-    packed = hasher.encode_block(block, first_row=first)[rows - first]
-    bits, words, codes = int(hasher.n_bits), code_words(queries.codes), code_words(packed)
-    query, place = _true_pairs(queries.split, rows)
-    distances = hamming_pairs(words, codes, query, place)
-    histogram = hamming_histogram(queries.codes, lay_out(packed, bits))
-    pairs = [(histogram, _counted(query, distances, len(words), bits + 1))]
-    if spherical:  # thousands of levels: a part of the queries keeps the histograms small
-        levels, few = spherical_levels(bits), query < SPHERICAL_QUERIES
-        some, query, place = words[:SPHERICAL_QUERIES], query[few], place[few]
-        histogram = spherical_histogram(some, codes, bits, levels)
-        found = spherical_pairs(some, codes, query, place, bits, levels)
-        pairs.append((histogram, _counted(query, found, *histogram.shape)))
-    return Counts(tuple(pairs), count_ones(packed, bits), len(rows))
-
-
-def _true_pairs(split: PreparedSplit, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(query, local place) of every true neighbour among ``rows`` (ascending global numbers)."""
-    step = max(1, QUERY_BYTES // (8 * split.truth.width))
-    queries, places = [], []
-    for start in range(0, split.truth.queries, step):
-        true = split.truth.read_rows(start, min(start + step, split.truth.queries))
-        query, column = np.nonzero((true >= rows[0]) & (true <= rows[-1])) if len(rows) else (rows, rows)
-        queries.append(query + start)
-        places.append(np.searchsorted(rows, true[query, column]))
-    return np.concatenate(queries), np.concatenate(places)
-
-
-def _counted(query: np.ndarray, level: np.ndarray, n_queries: int, n_levels: int) -> np.ndarray:
-    flat = np.bincount(query * n_levels + level, minlength=n_queries * n_levels)
-    return flat.reshape(n_queries, n_levels).astype(np.int64)
+def _count_block(hasher: Hasher, first: int, block: np.ndarray, queries: CellQueries) -> Counts:
+    bits, truth = int(hasher.n_bits), queries.split.truth
+    packed = hasher.encode_block(block, first_row=first)
+    words, codes = code_words(queries.codes), code_words(packed)
+    database = remaining_rows(first, len(block), queries.split.query_rows) - first
+    kept = packed[database]
+    by_distance = hamming_histogram(queries.codes, lay_out(kept, bits))
+    hamming = Histograms(by_distance, np.empty_like(by_distance))
+    for part, rows in true_rows(truth, 0, len(words)):  # no query is among them: they are counted in all codes
+        hamming.true[part] = count_rows(words[part], codes, rows, first, bits)
+    if not queries.spherical:
+        return Counts((hamming,), count_ones(kept, bits), len(kept))
+    # Thousands of levels: a part of the queries keeps the histograms small.
+    levels, words = spherical_levels(bits), words[:SPHERICAL_QUERIES]
+    by_level = spherical_histogram(words, codes[database], bits, levels)
+    spherical = Histograms(by_level, np.zeros_like(by_level))
+    for part, rows in true_rows(truth, 0, len(words)):
+        query, place = np.nonzero((rows >= first) & (rows < first + len(codes)))
+        level = spherical_pairs(words[part], codes, query, rows[query, place] - first, bits, levels)
+        np.add.at(spherical.true[part], (query, level), 1)
+    return Counts((hamming, spherical), count_ones(kept, bits), len(kept))
 
 
 def compare(
@@ -232,7 +264,9 @@ def compare(
     """Compare methods on random splits of ``corpus``; tables, figures and raw results go to the folder ``output``."""
     watch, context = Stopwatch("compare"), context or Context()
     opened, folder = open_corpus(corpus), Path(output).absolute()
-    names = _methods(methods)
+    names = [methods] if isinstance(methods, str) else list(methods)
+    if names == ["all"]:
+        names = list(METHODS)
     if repeats < 1 or not bits or min(bits) < 1 or not 0 < truth_fraction <= 1 or (truth_k is not None and truth_k < 1):
         raise UsageError(
             f"repeats={repeats}, bits={list(bits)}, truth_fraction={truth_fraction}, truth_k={truth_k}; "
@@ -275,19 +309,6 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _methods(methods: Sequence[str] | str) -> list[str]:
-    names = (
-        list(METHODS)
-        if methods in ("all", ["all"], ("all",))
-        else [methods]
-        if isinstance(methods, str)
-        else list(methods)
-    )
-    for name in names:
-        get_method(name)
-    return names
-
-
 def _cells(methods: Sequence[str], bits: Sequence[int], sweeps: bool, repeat: int) -> list[Cell]:
     """All cells of one repeat: the tables, and OCH over the number of centres and of relations per step."""
     cells = [Cell(method, r, repeat) for r in bits for method in methods]
@@ -303,7 +324,7 @@ def cell_key(protocol: Mapping[str, Any], cell: Cell) -> str:
     """Where the result of a cell lies: a function of training, corpus, protocol, method and all parameters."""
     defaults = get_method(cell.method)(n_bits=cell.bits).get_params(deep=False)
     settings = {name: value for name, value in defaults.items() if name != "random_state"}
-    return sha256(canonical([TRAINING, dict(protocol), cell.to_json(), repr(sorted(settings.items()))]))[:24]
+    return sha256(canonical([TRAINING, dict(protocol), asdict(cell), repr(sorted(settings.items()))]))[:24]
 
 
 def _run_cells(
@@ -311,47 +332,41 @@ def _run_cells(
 ) -> None:
     """Train all cells of a split in parallel, then count them one after the other, each on the whole cluster."""
     models = f"{objects.url}/models"
-    tasks = [FitCell(cell, split, models, seed) for cell in todo.values()]
+    cells = list(todo.values())
     fitted = map_tasks(
-        fit_cell, tasks, client=context.client, name="fit_cell", advance=context.progress("train", len(tasks))
+        partial(fit_cell, split, models, seed),
+        cells,
+        client=context.client,
+        name="fit_cell",
+        advance=context.progress("train", len(cells)),
     )
-    advance = context.progress("evaluate", len(tasks))
-    for (key, cell), outcome in zip(todo.items(), fitted, strict=True):
-        result = (
-            {"refused": outcome, "rankings": {}}
-            if isinstance(outcome, str)
-            else _count(corpus, split, cell, outcome, models, context)
-        )
-        objects.put(f"cells/{key}.json", seal({**cell.to_json(), **result}))
+    advance = context.progress("evaluate", len(cells))
+    for (key, cell), result in zip(todo.items(), fitted, strict=True):
+        if "model" in result:
+            result |= _count(corpus, split, cell, models, result["model"], context)
+        objects.put(f"cells/{key}.json", seal({**asdict(cell), **result}))
         advance(1)
 
 
 def _count(
-    corpus: Corpus, split: PreparedSplit, cell: Cell, fitted: Fitted, models: str, context: Context
+    corpus: Corpus, split: PreparedSplit, cell: Cell, models: str, address: str, context: Context
 ) -> dict[str, Any]:
-    model = load_model(open_objects(models), fitted.address)
+    """What the codes of the database tell of a model."""
+    model = load_model(open_objects(models), address)
     codes = model.hasher.encode_block(split.vectors("queries"))
-    spherical = cell.method == "sph"
-    tasks = [
-        CountCell(corpus.ref, start, stop, models, fitted.address, spherical) for start, stop in corpus.partitions()
-    ]
     counts = reduce_tasks(
-        count_cell,
-        tasks,
-        merge_counts,
+        partial(count_cell, corpus.ref),
+        corpus.partitions(),
+        partial(reduce, Counts.merge),
         client=context.client,
         name=f"count_{cell.method}",
-        shared=CellQueries(codes, split),
+        shared=CellQueries(models, address, split, codes, cell.method == "sph"),
     )
     rankings = dict(zip(("hamming", "spherical"), counts.histograms, strict=False))
     balance = bit_balance(counts.ones, counts.rows)
     return {
-        "model": fitted.address,
-        "statistics_cpu_seconds": fitted.statistics_seconds,
-        "solve_cpu_seconds": fitted.solve_seconds,
         "bit_balance": [float(balance.min()), float(np.median(balance)), float(balance.max())],
-        "bit_correlation": fitted.correlation,
         "bit_entropy": float(bit_entropy(counts.ones, counts.rows).mean()),
-        "rankings": {name: evaluate_histograms(n, g) for name, (n, g) in rankings.items()},
+        "rankings": {name: evaluate_histograms(found.rows, found.true) for name, found in rankings.items()},
         "notes": model.provenance.get("training", {}).get("notes", []),
     }

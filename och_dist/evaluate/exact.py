@@ -62,7 +62,10 @@ def truth(
     check_output(output)
     opened, asked = open_corpus(corpus), open_queries(queries, dataset=dataset)
     asked.require_dim(opened.dim, "the corpus")
-    k = _resolve_k(opened.rows, k, fraction)
+    if fraction is not None and k is None:
+        k = max(1, int(fraction * opened.rows))
+    elif k is None or fraction is not None:
+        raise UsageError(f"k={k}, fraction={fraction}; give exactly one of -k and --fraction")
     width = min(k, opened.rows) if asked.rows else k
     about = {
         "kind": "euclidean",
@@ -87,25 +90,6 @@ def truth(
     return watch.report(**facts)
 
 
-def _resolve_k(rows: int, k: int | None, fraction: float | None) -> int:
-    if k is not None and fraction is None:
-        return k
-    if fraction is not None and k is None:
-        return max(1, int(fraction * rows))
-    raise UsageError(f"k={k}, fraction={fraction}; give exactly one of -k and --fraction")
-
-
-@dataclass(frozen=True)
-class NearestRows:
-    """Search each ``step``-th of the corpus rows [start, stop) for the ``k`` nearest vectors."""
-
-    corpus: CorpusRef
-    start: int
-    stop: int
-    k: int
-    step: int = 1
-
-
 @dataclass(frozen=True)
 class LimitedQueries:
     """Query vectors (q, d), per query a squared distance beyond which rows need not be reported, and global rows
@@ -122,15 +106,17 @@ def queries_of_piece(size: int, found: Candidates, number: int) -> Candidates:
     return found.of_queries(min(number * size, last), min((number + 1) * size, last))
 
 
-def nearest_rows(task: NearestRows, batch: LimitedQueries) -> Candidates:
-    """The nearest rows of one partition, exact."""
+def nearest_rows(
+    corpus: CorpusRef, rows: tuple[int, int], batch: LimitedQueries, *, k: int, step: int = 1
+) -> Candidates:
+    """The ``k`` nearest of each ``step``-th of the corpus rows [start, stop), exact."""
     best: Candidates | None = None
-    for first, block in task.corpus.open().blocks(task.start, task.stop):
-        rows = remaining_rows(first, len(block), batch.without)[:: task.step]
-        kept = block if len(rows) == len(block) else block[rows - first]
-        found = euclidean_top_k(batch.vectors, kept, task.k, limit=batch.limits)
-        part = Candidates(found.offsets, found.distances, rows[found.rows])
-        best = part if best is None else merge_candidates([best, part], task.k)
+    for first, block in corpus.open().blocks(*rows):
+        numbers = remaining_rows(first, len(block), batch.without)[::step]
+        kept = block if len(numbers) == len(block) else block[numbers - first]
+        found = euclidean_top_k(batch.vectors, kept, k, limit=batch.limits)
+        part = Candidates(found.offsets, found.distances, numbers[found.rows])
+        best = part if best is None else merge_candidates([best, part], k)
     assert best is not None  # a partition has at least one chunk
     return best
 
@@ -156,16 +142,22 @@ def exact_neighbors(
     without: np.ndarray = NO_ROWS,
 ) -> Generator[Neighbors, None, None]:
     """The neighbours of ``count`` queries, :func:`piece_size` of them at a time, over the rows that are not in
-    ``without`` (ascending); ``read(start, stop)`` has the vectors of some queries."""
+    ``without`` (ascending); ``read(start, stop)`` has the vectors of some queries.
+
+    Guessed limits keep far rows off the network; where the guess was too low for a query, that query is searched
+    again without it, so the answer never depends on the guess.
+    """
     width = min(k, corpus.rows - len(without))
     size = piece_size(width)
     of_pass = size * _pieces_of_pass(width, size, context)
     advance = context.progress("truth", count)
     for start in range(0, count, of_pass):
         vectors = read(start, min(start + of_pass, count))
-        for piece in _search_pieces(corpus, vectors, width, size, context, without):
-            yield piece
-            advance(len(piece.rows))
+        batch = LimitedQueries(vectors, _guess(corpus, vectors, width, without, context), without)
+        for number, found in enumerate(_search(corpus, batch, width, size, context)):
+            neighbors = _complete(found, vectors[number * size :], width, corpus, without, context)
+            yield neighbors
+            advance(len(neighbors.rows))
 
 
 def _pieces_of_pass(width: int, size: int, context: Context) -> int:
@@ -177,33 +169,30 @@ def _pieces_of_pass(width: int, size: int, context: Context) -> int:
     return max(1, queries // size)
 
 
-def _search_pieces(
-    corpus: Corpus, vectors: np.ndarray, width: int, size: int, context: Context, without: np.ndarray
-) -> Iterator[Neighbors]:
-    """Guessed limits keep far rows off the network; where the guess was too low for a query, that query is searched
-    again without it, so the answer never depends on the guess."""
-    batch = LimitedQueries(vectors, _guess(corpus, vectors, width, without, context), without)
-    for number, found in enumerate(_search(corpus, batch, width, size, context)):
-        counts = np.diff(found.offsets)
-        short = np.flatnonzero(counts < width)
-        if not len(short):
-            distances, rows = found.dense(width)
-        else:
-            distances, rows = np.empty((len(counts), width)), np.empty((len(counts), width), np.int64)
-            missed = LimitedQueries(vectors[number * size + short], np.full(len(short), np.inf), without)
-            for again in _search(corpus, missed, width, size, context):
-                distances[short], rows[short] = again.dense(width)
-            for query in np.flatnonzero(counts >= width):
-                place = slice(found.offsets[query], found.offsets[query] + width)
-                distances[query], rows[query] = found.distances[place], found.rows[place]
-        yield Neighbors(np.sqrt(distances), rows)
+def _complete(
+    found: Candidates, vectors: np.ndarray, width: int, corpus: Corpus, without: np.ndarray, context: Context
+) -> Neighbors:
+    """The ``width`` nearest of queries, the first of ``vectors``, some of which may have found fewer."""
+    counts = np.diff(found.offsets)
+    short = np.flatnonzero(counts < width)
+    if not len(short):
+        distances, rows = found.dense(width)
+        return Neighbors(np.sqrt(distances), rows)
+    distances, rows = np.empty((len(counts), width)), np.empty((len(counts), width), np.int64)
+    missed = LimitedQueries(vectors[short], np.full(len(short), np.inf), without)
+    for again in _search(corpus, missed, width, len(counts), context):
+        distances[short], rows[short] = again.dense(width)
+    whole = counts >= width
+    first = found.offsets[:-1][whole, None] + np.arange(width)
+    distances[whole], rows[whole] = found.distances[first], found.rows[first]
+    return Neighbors(np.sqrt(distances), rows)
 
 
 def _search(corpus: Corpus, batch: LimitedQueries, k: int, size: int, context: Context) -> Iterator[Candidates]:
     """The ranked candidates of ``size`` queries at a time."""
     return reduce_in_pieces(
-        nearest_rows,
-        [NearestRows(corpus.ref, start, stop, k) for start, stop in corpus.partitions()],
+        partial(nearest_rows, corpus.ref, k=k),
+        corpus.partitions(),
         partial(merge_candidates, k=k),
         pieces=-(-len(batch.vectors) // size),
         cut=partial(queries_of_piece, size),
@@ -221,16 +210,16 @@ def _guess(corpus: Corpus, vectors: np.ndarray, k: int, without: np.ndarray, con
     chosen = [chunks[place] for place in np.unique(np.linspace(0, len(chunks) - 1, GUIDE_CHUNKS).astype(int))]
     step = max(1, sum(stop - start for start, stop in chosen) // GUIDE_ROWS)
     rows = sum(-(-(stop - start) // step) for start, stop in chosen)
-    place = int(GUIDE_SLACK * k / (corpus.rows - len(without)) * rows) + 8
+    place, unlimited = int(GUIDE_SLACK * k / (corpus.rows - len(without)) * rows) + 8, np.full(len(vectors), np.inf)
     if place >= rows:
-        return np.full(len(vectors), np.inf)
+        return unlimited
     nearest = reduce_tasks(
-        nearest_rows,
-        [NearestRows(corpus.ref, start, stop, place + 1, step) for start, stop in chosen],
+        partial(nearest_rows, corpus.ref, k=place + 1, step=step),
+        chosen,
         partial(merge_candidates, k=place + 1),
         client=context.client,
         name="guide_rows",
-        shared=LimitedQueries(vectors, np.full(len(vectors), np.inf), without),
+        shared=LimitedQueries(vectors, unlimited, without),
     )
     distances, _ = nearest.dense(place + 1)
-    return distances[:, -1] if distances.shape[1] else np.full(len(vectors), np.inf)
+    return distances[:, -1] if distances.shape[1] else unlimited

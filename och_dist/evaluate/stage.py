@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -54,10 +54,15 @@ class CountDistances:
     start: int
     stop: int
 
+    @property
+    def pairs(self) -> int:
+        """How many distances are counted."""
+        return (self.stop - self.start) * (self.chunks[-1].stop - self.chunks[0].start)
+
 
 @dataclass(frozen=True)
 class Histograms:
-    """``rows`` and ``true`` (q, bits + 1) int64: how many rows, and how many true neighbours, at each distance."""
+    """``rows`` and ``true`` (q, levels) int64: how many rows, and how many true neighbours, at each distance."""
 
     rows: np.ndarray
     true: np.ndarray
@@ -66,8 +71,12 @@ class Histograms:
         return Histograms(self.rows + other.rows, self.true + other.true)
 
 
-def merge_histograms(parts: Sequence[Histograms]) -> Histograms:
-    return reduce(Histograms.merge, parts)
+def true_rows(truth: StoredNeighbors, start: int, stop: int) -> Iterator[tuple[slice, np.ndarray]]:
+    """(which of the queries [start, stop), their true neighbours (q, k)), some at a time."""
+    step = max(1, QUERY_BYTES // (8 * max(1, truth.width)))
+    for first in range(start, stop, step):
+        part = slice(first, min(first + step, stop))
+        yield part, truth.read_rows(part.start, part.stop)
 
 
 def count_distances(task: CountDistances, queries: np.ndarray) -> Histograms:
@@ -76,12 +85,9 @@ def count_distances(task: CountDistances, queries: np.ndarray) -> Histograms:
     index, first = task.index.open(), task.chunks[0].start
     packed = np.concatenate([index.read(chunk) for chunk in task.chunks])
     words, codes = code_words(queries), code_words(packed)
-    found = Histograms(*(np.zeros((len(queries), index.bits + 1), np.int64) for _ in range(2)))
+    found = Histograms(*np.zeros((2, len(queries), index.bits + 1), np.int64))
     found.rows[task.start : task.stop] = hamming_histogram(queries[task.start : task.stop], lay_out(packed, index.bits))
-    step = max(1, QUERY_BYTES // (8 * max(1, task.truth.width)))
-    for start in range(task.start, task.stop, step):
-        part = slice(start, min(start + step, task.stop))
-        rows = task.truth.read_rows(part.start, part.stop)
+    for part, rows in true_rows(task.truth, task.start, task.stop):
         found.true[part] = count_rows(words[part], codes, rows, first, index.bits)
     return found
 
@@ -129,12 +135,12 @@ def evaluate(
     counts = reduce_tasks(
         count_distances,
         tasks,
-        merge_histograms,
+        partial(reduce, Histograms.merge),
         client=context.client,
         name="count_distances",
         shared=codes,
-        advance=context.progress("evaluate", sum(map(_pairs, tasks))),
-        weight=_pairs,
+        advance=context.progress("evaluate", sum(task.pairs for task in tasks)),
+        weight=lambda task: task.pairs,
     )
     facts = {
         "index": searcher.index.url,
@@ -177,11 +183,6 @@ def measure_quality(
     exact_truth(corpus, queries, place, k=k, dataset=dataset, context=context)
     report = evaluate(index, queries, place, output=f"{folder}/evaluation.json", dataset=dataset, context=context)
     return watch.report(report.status, **report.facts)
-
-
-def _pairs(task: CountDistances) -> int:
-    """How many distances are counted."""
-    return (task.stop - task.start) * (task.chunks[-1].stop - task.chunks[0].start)
 
 
 def _known(output: str | None, key: str) -> dict[str, Any] | None:

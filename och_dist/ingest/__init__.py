@@ -10,7 +10,6 @@ from och_dist.ingest.stage import (
     ingest,
     known_sources,
     new_sources,
-    vector_bytes,
 )
 
 __all__ = [
@@ -21,5 +20,4 @@ __all__ = [
     "ingest",
     "known_sources",
     "new_sources",
-    "vector_bytes",
 ]

@@ -27,11 +27,32 @@ from och_dist.store import (
     write_chunk,
 )
 
-SCAN_ROWS_BYTES = 64 << 20
-SCAN_IDS = 1 << 17
+PART_BYTES = 64 << 20
+PART_ROWS = 1 << 17
 LISTED_ROWS = 20
 MAX_DROPPED = 10_000_000
-CHUNKS_PER_CHECK = 16
+
+Written = tuple[int, int, list[int]]  # number of a chunk, its bytes in all arrays, its crc32c in each
+
+
+@dataclass(frozen=True)
+class SourceRows:
+    """Rows [start, stop) of a source."""
+
+    source: RowSource
+    start: int
+    stop: int
+
+
+def cut(source: RowSource) -> list[SourceRows]:
+    """All rows of a source in parts that a task reads at once."""
+    step = _part_rows(source)
+    ranges = ((start, min(start + step, source.rows)) for start in range(0, source.rows, step))
+    return [SourceRows(source.part(start, stop), start, stop) for start, stop in ranges]
+
+
+def _part_rows(source: RowSource) -> int:
+    return min(max(1, PART_BYTES // (source.dim * np.dtype(source.dtype).itemsize)), PART_ROWS)
 
 
 @dataclass(frozen=True)
@@ -57,12 +78,14 @@ class NewSegment:
         ids = {} if self.ids_spec is None else {ids_prefix(self.id): self.ids_spec}
         return {vectors_prefix(self.id): self.spec, **ids}
 
-    def stored(self) -> dict[int, int]:
-        """Chunk number -> bytes of every chunk that an earlier run stored in all arrays."""
-        objects = open_objects(self.url)
-        found = [stored_chunks(objects, prefix) for prefix in self.arrays]
-        whole = set.intersection(*map(set, found)).intersection(range(self.spec.n_chunks))
-        return {chunk: sum(sizes[chunk] for sizes in found) for chunk in sorted(whole)}
+    def rows_of(self, chunk: int) -> int:
+        low, high = self.spec.bounds(chunk)
+        return high - low
+
+    def stored(self) -> list[int]:
+        """Numbers of the chunks that an earlier run stored in all arrays."""
+        objects, chunks = open_objects(self.url), set(range(self.spec.n_chunks))
+        return sorted(chunks.intersection(*(stored_chunks(objects, prefix) for prefix in self.arrays)))
 
     def id_blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """(global row, ids as they are stored), chunk by chunk."""
@@ -85,28 +108,27 @@ class WriteChunk:
     skip: np.ndarray
 
 
-def write_corpus_chunk(task: WriteChunk) -> tuple[int, int, list[int]]:
-    """Read, check, store one chunk, its ids before its vectors; returns (chunk, bytes, crc of each array)."""
+def write_corpus_chunk(task: WriteChunk) -> Written:
+    """Read, check and store one chunk, its ids before its vectors."""
     segment, source = task.segment, task.source
-    block = _kept_rows(task, source.read, _scan_rows(source))
+    block = _kept_rows(task, source.read)
     bad = nonfinite_rows(block)
     if len(bad):
-        rows = tuple(int(row) + task.start for row in bad[:LISTED_ROWS])
-        raise NonFiniteError(f"{len(bad)} rows are not finite", rows, len(bad))
-    blocks = {vectors_prefix(segment.id): np.ascontiguousarray(block)}
+        raise NonFiniteError(f"{len(bad)} rows are not finite", (), len(bad))
+    blocks = {vectors_prefix(segment.id): block}
     if segment.ids is not None and isinstance(source, JoinedFiles):
-        blocks[ids_prefix(segment.id)] = segment.ids.pack(_kept_rows(task, source.read_ids, SCAN_IDS))
+        blocks[ids_prefix(segment.id)] = segment.ids.pack(_kept_rows(task, source.read_ids))
     objects = open_objects(segment.url)
     written = [write_chunk(objects, prefix, task.chunk, rows) for prefix, rows in reversed(blocks.items())]
     events.add(rows=len(block))
     return task.chunk, sum(part.nbytes for part in written), [part.crc for part in reversed(written)]
 
 
-def _kept_rows(task: WriteChunk, read: Callable[[int, int], np.ndarray], step: int) -> np.ndarray:
+def _kept_rows(task: WriteChunk, read: Callable[[int, int], np.ndarray]) -> np.ndarray:
     """What a chunk takes of a source; read a few at a time where bad rows lie between, which may be millions."""
     if not len(task.skip):
         return read(task.start, task.stop)
-    parts = []
+    parts, step = [], _part_rows(task.source)
     for low in range(task.start, task.stop, step):
         high = min(low + step, task.stop)
         inside = task.skip[slice(*np.searchsorted(task.skip, (low, high)))]
@@ -115,41 +137,32 @@ def _kept_rows(task: WriteChunk, read: Callable[[int, int], np.ndarray], step: i
     return np.concatenate(parts)
 
 
-def _scan_rows(source: RowSource) -> int:
-    return max(1, SCAN_ROWS_BYTES // (source.dim * np.dtype(source.dtype).itemsize))
-
-
 def store_chunks(
-    segment: NewSegment, source: RowSource, bad: np.ndarray, advance: Callable[[int], None], context: Context
+    segment: NewSegment, source: RowSource, bad: np.ndarray, stage: str, context: Context
 ) -> tuple[np.ndarray, int]:
     """Write the chunks that an earlier run did not, check those it did; (crcs (arrays, chunks), bytes of all)."""
     for prefix, spec in segment.arrays.items():
         create_array(open_objects(segment.url), prefix, spec)
-    there, spec = segment.stored(), segment.spec
+    there = segment.stored()
     tasks = plan(segment, source, bad, there)
-
-    def rows_of(task: WriteChunk) -> int:
-        low, high = spec.bounds(task.chunk)
-        return high - low
-
-    advance(spec.rows - sum(map(rows_of, tasks)))
+    advance = context.progress(stage, segment.spec.rows)
+    advance(sum(map(segment.rows_of, there)))
     try:
-        written = map_tasks(
+        stored = map_tasks(
             write_corpus_chunk,
             tasks,
             client=context.client,
             name="write_corpus_chunk",
             advance=advance,
-            weight=rows_of,
+            weight=lambda task: segment.rows_of(task.chunk),
             inherited=there,
         )
     except NonFiniteError:
         raise _all_nonfinite(source, context) from None
-    digests = np.zeros((len(segment.arrays), spec.n_chunks), "<u4")
-    for chunk, _, crcs in written:
-        digests[:, chunk] = crcs
-    digests[:, list(there)] = np.reshape(_check_stored(segment, list(there), context), (-1, len(digests))).T
-    return digests, sum(there.values()) + sum(size for _, size, _ in written)
+    left = [StoredChunk(segment, chunk) for chunk in there]
+    stored += map_tasks(check_stored_chunk, left, client=context.client, name="check_stored_chunk")
+    digests = np.array([crcs for _, _, crcs in sorted(stored)], "<u4").T
+    return digests, sum(nbytes for _, nbytes, _ in stored)
 
 
 def plan(segment: NewSegment, source: RowSource, bad: np.ndarray, there: Container[int]) -> list[WriteChunk]:
@@ -167,29 +180,39 @@ def plan(segment: NewSegment, source: RowSource, bad: np.ndarray, there: Contain
 
 
 @dataclass(frozen=True)
-class ScanRows:
-    source: RowSource
-    start: int
-    stop: int
+class StoredChunk:
+    """A chunk that an earlier run stored in all arrays of a segment."""
+
+    segment: NewSegment
+    chunk: int
 
 
-def find_nonfinite_rows(task: ScanRows) -> np.ndarray:
+def check_stored_chunk(task: StoredChunk) -> Written:
+    """Read a chunk again: a machine that lost power may have kept a part of it."""
+    objects, name = open_objects(task.segment.url), task.segment.id
+    found = [find_chunk(objects, prefix, task.chunk) for prefix in task.segment.arrays]
+    for part in found:
+        if part.fault is not None:
+            raise IntegrityError(
+                f"chunk {task.chunk} of segment {name}, left in {objects.url} by an earlier run, {part.fault}; nothing "
+                f"was published: remove the segment with 'och gc {objects.url} --job {name}' and ingest again"
+            )
+    return task.chunk, sum(len(part.data) for part in found), [part.crc for part in found]
+
+
+def find_nonfinite_rows(task: SourceRows) -> np.ndarray:
     """Numbers of the rows in [start, stop) that hold NaN or infinity."""
     return nonfinite_rows(task.source.read(task.start, task.stop)) + task.start
 
 
 def find_nonfinite(source: RowSource, context: Context) -> np.ndarray:
     """One pass over the files for rows that are not finite; ascending row numbers."""
-    step = _scan_rows(source)
-    ranges = ((start, min(start + step, source.rows)) for start in range(0, source.rows, step))
-    tasks = [ScanRows(source.part(start, stop), start, stop) for start, stop in ranges]
-    advance = context.progress("scan", source.rows)
     found = map_tasks(
         find_nonfinite_rows,
-        tasks,
+        cut(source),
         client=context.client,
         name="find_nonfinite_rows",
-        advance=advance,
+        advance=context.progress("scan", source.rows),
         weight=lambda task: task.stop - task.start,
     )
     bad = np.concatenate(found)
@@ -201,41 +224,11 @@ def find_nonfinite(source: RowSource, context: Context) -> np.ndarray:
 def _all_nonfinite(source: RowSource, context: Context) -> NonFiniteError:
     """The full list, from a pass of its own: which chunks were still to do must not decide what is reported."""
     bad = find_nonfinite(source, context)
-    listed = ", ".join(str(row) for row in bad[:LISTED_ROWS]) + (", ..." if len(bad) > LISTED_ROWS else "")
+    listed = bad[:LISTED_ROWS].tolist()
     return NonFiniteError(
-        f"{len(bad)} of {source.rows} rows hold NaN or infinity: {listed}; nothing was published. "
+        f"{len(bad)} of {source.rows} rows hold NaN or infinity: {', '.join(map(str, listed))}"
+        f"{', ...' if len(bad) > LISTED_ROWS else ''}; nothing was published. "
         "Mend them, or leave them out with --nonfinite=drop",
-        tuple(int(row) for row in bad[:LISTED_ROWS]),
+        tuple(listed),
         len(bad),
     )
-
-
-@dataclass(frozen=True)
-class CheckChunks:
-    """Chunks that an earlier run stored in all arrays of a segment."""
-
-    segment: NewSegment
-    chunks: tuple[int, ...]
-
-
-def check_stored_chunks(task: CheckChunks) -> list[list[int]]:
-    """crc32c of each chunk in each array, after reading it: a machine that lost power may have kept a part of it."""
-    return [[_stored_crc(task.segment, prefix, chunk) for prefix in task.segment.arrays] for chunk in task.chunks]
-
-
-def _stored_crc(segment: NewSegment, prefix: str, chunk: int) -> int:
-    objects = open_objects(segment.url)
-    found = find_chunk(objects, prefix, chunk)
-    if found.fault is not None:
-        raise IntegrityError(
-            f"chunk {chunk} of segment {segment.id}, left in {objects.url} by an earlier run, {found.fault}; nothing "
-            f"was published: remove the segment with 'och gc {objects.url} --job {segment.id}' and ingest again"
-        )
-    return found.crc
-
-
-def _check_stored(segment: NewSegment, chunks: list[int], context: Context) -> list[list[int]]:
-    size = CHUNKS_PER_CHECK
-    tasks = [CheckChunks(segment, tuple(chunks[i : i + size])) for i in range(0, len(chunks), size)]
-    parts = map_tasks(check_stored_chunks, tasks, client=context.client, name="check_stored_chunks")
-    return [crcs for part in parts for crcs in part]

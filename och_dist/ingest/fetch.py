@@ -25,7 +25,7 @@ def fetch_archive(
     advance = context.progress("fetch", expected_bytes or 0)
     seen = 0
 
-    def progress(done: int, total: int | None) -> None:
+    def progress(done: int) -> None:
         nonlocal seen
         advance(max(0, done - seen))
         seen = max(seen, done)

@@ -74,18 +74,15 @@ def ingest(
 ) -> Report:
     """Bring files into ``corpus``; files it already holds are not taken twice."""
     watch = Stopwatch("ingest")
-    files = open_files(sources, dataset=dataset, ids=ids, id_column=id_column)
+    files, parent = open_files(sources, dataset=dataset, ids=ids, id_column=id_column), find_corpus(corpus)
     _check_copies(files)
-    parent = find_corpus(corpus)
     _check_ids(parent, files)
     known = known_sources(parent)
-    new = files.choose([place for place, file in enumerate(files.files) if file.content not in known])
+    new = JoinedFiles(tuple(file for file in files.files if file.content not in known))
     if parent is not None and not new.files:
         return watch.report("nothing to do", **_facts(parent, 0))
     _check_append(corpus, parent, append=append)
-    return _store(
-        watch, corpus, new, chunk_rows=chunk_rows, codec=codec, drop=nonfinite == "drop", context=context or Context()
-    )
+    return _store(watch, corpus, new, chunk_rows=chunk_rows, codec=codec, drop=nonfinite == "drop", context=context)
 
 
 @checked
@@ -108,7 +105,7 @@ def generate(
     if parent is not None and (source.describe()[0]["fingerprint"], None) in known_sources(parent):
         return watch.report("nothing to do", **_facts(parent, 0))
     _check_append(corpus, parent, append=append)
-    return _store(watch, corpus, source, chunk_rows=chunk_rows, codec=codec, drop=False, context=context or Context())
+    return _store(watch, corpus, source, chunk_rows=chunk_rows, codec=codec, drop=False, context=context)
 
 
 @checked
@@ -160,15 +157,15 @@ def _store(
     chunk_rows: int | None,
     codec: Codec,
     drop: bool,
-    context: Context,
+    context: Context | None,
 ) -> Report:
-    """Write the rows as a new segment and publish it."""
-    parent = find_corpus(url)
+    """Plan a segment, write its chunks, publish it."""
+    context, parent = context or Context(), find_corpus(url)
     _check_fits(parent, source)
     open_objects(url).require_put_if_absent()
     bad = find_nonfinite(source, context) if drop else np.empty(0, np.int64)
     new = _plan_segment(url, parent, source, bad, chunk_rows, codec, context)
-    digests, stored_bytes = store_chunks(new, source, bad, context.progress(watch.stage, new.spec.rows), context)
+    digests, stored_bytes = store_chunks(new, source, bad, watch.stage, context)
     if new.ids is not None:
         check_unique(new, parent, context)
     segment = Segment(
@@ -212,12 +209,12 @@ def _plan_segment(
         raise UsageError(
             f"{rows} rows in chunks of {size} are {spec.n_chunks} chunks; use at most {MAX_CHUNKS}: set --chunk-rows"
         )
-    start = parent.rows if parent else 0
-    work, layout = [source.identity(), start, rows, size, codec, sha256(bad.tobytes())], None
+    start, layout = parent.rows if parent else 0, None
+    work = [source.identity(), start, rows, size, codec, sha256(bad.tobytes())]
     if isinstance(source, JoinedFiles) and source.ids:
         layout = id_layout(source, context)
         work += [source.id_identity(), layout.to_json()]
-    row_bytes = vector_bytes(source.dim, source.dtype) + (layout.width if layout else 0)
+    row_bytes = spec.row_bytes + (layout.width if layout else 0)
     check_memory(context.client, 4 * size * row_bytes, f"a chunk of {size} rows")
     return NewSegment(open_objects(url).url, sha256(canonical(work))[:16], start, spec, layout)
 
@@ -264,32 +261,25 @@ def new_sources(inbox: str, corpus: Corpus | None, *, dataset: str | None = None
 
 def _files_of(inbox: str) -> list[str]:
     """Absolute paths, sorted; an inbox that is empty, or a glob without a match, has none."""
-    if os.path.isdir(inbox) and not _is_zarr(inbox):
-        visible = (entry for entry in os.scandir(inbox) if not entry.name.startswith(HIDDEN))
-        return sorted(os.path.abspath(entry.path) for entry in visible if _is_vector_file(entry))
+    if os.path.isdir(inbox) and not _holds_vectors(inbox):
+        visible = [entry.path for entry in os.scandir(inbox) if not entry.name.startswith(HIDDEN)]
+        return sorted(os.path.abspath(path) for path in visible if _holds_vectors(path))
     try:
         return expand(inbox)
     except BadInputError:  # a glob that matches nothing tonight; a path without wildcards is opened and refused
         return []
 
 
-def _is_vector_file(entry: os.DirEntry[str]) -> bool:
-    if entry.is_dir():
-        return _is_zarr(entry.path)
-    return os.path.splitext(entry.name)[1].lower() in EXTENSIONS
-
-
-def _is_zarr(path: str) -> bool:
-    return any(os.path.exists(os.path.join(path, name)) for name in ("zarr.json", ".zarray"))
-
-
-def vector_bytes(dim: int, dtype: str) -> int:
-    return dim * np.dtype(dtype).itemsize
+def _holds_vectors(path: str) -> bool:
+    """By its name, or, of a folder, by the metadata of a Zarr array in it."""
+    if os.path.isdir(path):
+        return any(os.path.exists(os.path.join(path, name)) for name in ("zarr.json", ".zarray"))
+    return os.path.splitext(path)[1].lower() in EXTENSIONS
 
 
 def default_chunk_rows(dim: int, dtype: str) -> int:
     """The power of two whose chunk is nearest below 32 MiB, at least one row."""
-    rows = max(1, CHUNK_BYTES // vector_bytes(dim, dtype))
+    rows = max(1, CHUNK_BYTES // (dim * np.dtype(dtype).itemsize))
     return 1 << (rows.bit_length() - 1)
 
 
@@ -324,8 +314,8 @@ def _check_ids(parent: Corpus | None, files: JoinedFiles) -> None:
     """All rows of a corpus have ids of one kind, or none has; rows that are there keep theirs."""
     _check_kind(parent, files.ids)
     known = known_sources(parent)
-    for file, ids in zip(files.files, files.id_files, strict=bool(files.ids)):
-        if known.get(file.content, ids.fingerprint) != ids.fingerprint:
+    for file in files.files:
+        if file.ids is not None and known.get(file.content, file.ids.fingerprint) != file.ids.fingerprint:
             raise ConflictError(f"{file.path} is in {parent and parent.url} with other ids; these cannot be changed")
 
 

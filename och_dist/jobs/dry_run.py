@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from och_dist.errors import BadInputError, OchError
-from och_dist.ingest import default_chunk_rows, known_sources, new_sources, vector_bytes
+from och_dist.ingest import default_chunk_rows, known_sources, new_sources
 from och_dist.jobs.pipeline import Pipeline
 from och_dist.sources import VectorFile, open_queries, open_sources
 from och_dist.stage import WORKING_BYTES
 from och_dist.store import (
+    ArraySpec,
     done_chunks,
     find_corpus,
     find_index,
@@ -43,7 +44,7 @@ class Shape:
 
     @property
     def row_bytes(self) -> int:
-        return vector_bytes(self.dim, self.dtype)
+        return ArraySpec(self.rows, self.dim, self.dtype, self.chunk_rows).row_bytes
 
     @property
     def pass_bytes(self) -> int:

@@ -9,29 +9,18 @@ machine and in every block.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from och_dist.errors import BadInputError
 from och_dist.kernels.compiled import njit
 from och_dist.kernels.euclidean import euclidean_top_k
-from och_dist.kernels.moments import check_finite, check_rows
+from och_dist.kernels.fixed_order import exp_minus
+from och_dist.kernels.moments import check_finite, check_rows, float_blocks, refuse_row
 
 __all__ = ["anchor_scores", "anchor_shares", "encode_anchors", "nearest_anchors"]
 
-ROWS_PER_BLOCK = 1024
-
-# ln 2 in two parts, the first with 21 trailing zero bits: its multiples up to 1,022 are exact.
-_LOG2_E = 1.4426950408889634
-_LN2_HIGH = float.fromhex("0x1.62e42fee00000p-1")
-_LN2_LOW = float.fromhex("0x1.a39ef35793c76p-33")
-_LAST_POWER = 1022
-"""Weights below the normal range of float64 count as zero."""
-
-_POWERS = np.ldexp(1.0, -np.arange(_LAST_POWER + 1))
-_TERMS = 14
-_COEFFICIENTS = np.array([(-1.0) ** n / math.factorial(n) for n in range(_TERMS)])
+OVERFLOW = "overflow in the distances of row {} to the anchors; expected squares within the range of float64"
 
 
 def nearest_anchors(
@@ -43,29 +32,25 @@ def nearest_anchors(
     row, for error messages: rows with NaN or infinity raise ``NonFiniteError``, rows so far away that a squared
     distance exceeds float64 raise ``BadInputError``.
     """
-    _check_block(block, anchors, first_row)
-    n, s = block.shape[0], min(n_neighbours, anchors.shape[0])
-    numbers, distances = np.empty((n, s), dtype=np.int64), np.empty((n, s))
-    for start in range(0, n, ROWS_PER_BLOCK):
-        step = slice(start, start + ROWS_PER_BLOCK)
-        numbers[step], distances[step] = _nearest(block[step], anchors, s, first_row + start)
+    shape = len(block), min(n_neighbours, len(anchors))
+    numbers, distances = np.empty(shape, dtype=np.int64), np.empty(shape)
+    for place, *found in _nearest(block, anchors, n_neighbours, first_row):
+        numbers[place], distances[place] = found
     return numbers, distances
 
 
-def _check_block(block: np.ndarray, anchors: np.ndarray, first_row: int) -> None:
+def _nearest(
+    block: np.ndarray, anchors: np.ndarray, n_neighbours: int, first_row: int
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """:func:`nearest_anchors` of some rows at a time, with their place."""
     check_rows(block, anchors.shape[1])
     check_finite(block, first_row=first_row)
-
-
-def _nearest(rows: np.ndarray, anchors: np.ndarray, s: int, first_row: int) -> tuple[np.ndarray, np.ndarray]:
-    distances, numbers = euclidean_top_k(rows, anchors, s).dense(s)
-    usable = np.isfinite(distances).all(axis=1)
-    if not usable.all():
-        raise BadInputError(
-            f"overflow in the distances of row {first_row + int(np.argmin(usable))} to the anchors; "
-            "expected squares within the range of float64: scale the vectors down or drop the row"
-        )
-    return numbers, distances
+    for place, rows in float_blocks(block, anchors.shape[1]):
+        distances, numbers = euclidean_top_k(rows, anchors, n_neighbours).dense(n_neighbours)
+        usable = np.isfinite(distances).all(axis=1)
+        if not usable.all():
+            refuse_row(block, first_row, place.start + int(np.argmin(usable)), OVERFLOW)
+        yield place, numbers, distances
 
 
 def anchor_shares(distances: np.ndarray, bandwidth: float) -> np.ndarray:
@@ -103,30 +88,10 @@ def encode_anchors(
     bits = q if thresholds is None else 2 * q
     cuts = np.empty((0, q)) if thresholds is None else np.ascontiguousarray(thresholds, dtype=np.float64)
     codes = np.zeros((n, -(-bits // 8)), dtype=np.uint8)
-    s = min(n_neighbours, anchors.shape[0])
-    _check_block(block, anchors, first_row)
-    for start in range(0, n, ROWS_PER_BLOCK):
-        rows = block[start : start + ROWS_PER_BLOCK]
-        numbers, distances = _nearest(rows, anchors, s, first_row + start)
+    for place, numbers, distances in _nearest(block, anchors, n_neighbours, first_row):
         scores = anchor_scores(numbers, anchor_shares(distances, bandwidth), weights)
-        _write_signs(scores, cuts, codes[start : start + ROWS_PER_BLOCK])
+        _write_signs(scores, cuts, codes[place])
     return codes
-
-
-@njit(nogil=True)
-def _exp_minus(x):  # type: ignore[no-untyped-def]
-    """exp(-x) for x >= 0 to about one unit in the last place; 0 below the normal range.
-
-    x = k ln 2 + y with |y| <= ln(2) / 2, where 14 terms of the series of exp(-y) leave less than 2**-57.
-    """
-    k = np.floor(x * _LOG2_E + 0.5)
-    if not k <= _LAST_POWER:
-        return 0.0
-    y = (x - k * _LN2_HIGH) - k * _LN2_LOW
-    total = 0.0
-    for n in range(_TERMS - 1, -1, -1):
-        total = total * y + _COEFFICIENTS[n]
-    return total * _POWERS[int(k)]
 
 
 @njit(nogil=True)
@@ -136,7 +101,7 @@ def _shares(distances, bandwidth):  # type: ignore[no-untyped-def]
     for i in range(n):
         total = 0.0
         for a in range(s):
-            out[i, a] = _exp_minus((distances[i, a] - distances[i, 0]) / bandwidth)
+            out[i, a] = exp_minus((distances[i, a] - distances[i, 0]) / bandwidth)
             total += out[i, a]
         for a in range(s):
             out[i, a] /= total

@@ -4,9 +4,10 @@ The asymmetric distance of a query to a code is the sum of the query's weights o
 differs from the stored one. Weights are whole numbers, so that sums are exact and the order (distance, row) is total
 and the same on every machine. The spherical distance is that of ``spheres``: |a xor b| / (|a and b| + 0.1).
 
-Both scans compute bounds of 64 distances at a time by population counts. The bound of the asymmetric distance rounds
-the weights down to 3 binary digits, each of which is a mask over the bits. Only where a bound is below the current
-k-th distance is a code measured exactly, by one look-up for each byte in a table of 256 sums made for the query.
+A scan computes bounds of 64 distances at a time by population counts, which stay in vector registers. The bound of the
+asymmetric distance rounds the weights down to 3 binary digits, each of which is a mask over the bits. Only where a
+bound is below the current k-th distance is a code measured exactly, by one look-up for each byte in a table of 256 sums
+made for the query.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from collections.abc import Callable
 import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.kernels.asymmetric_numba import (
-    LARGEST_LEVEL,
-    QUERY_TILE,
-    fill_tables,
-    measure_pairs,
-    scan_spherical,
-    scan_weighted,
+from och_dist.kernels.candidates import keep_nearest
+from och_dist.kernels.compiled import njit
+from och_dist.kernels.hamming import (
+    CodeBlock,
+    Neighbours,
+    check_k,
+    guided,
+    live_bits,
+    rows_to_scan,
+    sampled,
+    scan_words,
 )
-from och_dist.kernels.code_vectors import PLANES
-from och_dist.kernels.hamming import SAMPLE_STRIDE, CodeBlock, lay_out, live_bits, rows_to_scan, scan_words
 from och_dist.kernels.packing import check_padding, pack_bits
+from och_dist.kernels.simd import FRACTION, GROUP, PLANES, close_spherical, close_weighted, lowest_bit, popcount
 from och_dist.kernels.spheres import MOST_LEVEL_BITS
 
 __all__ = ["spherical_top_k", "weighted_pairs", "weighted_top_k", "whole_weights"]
-
-Neighbours = tuple[np.ndarray, np.ndarray]
-Scan = Callable[..., None]
 
 WEIGHT_DIGITS = 19
 """Binary digits of the largest weight of a query: sums over 4,096 bits do not exceed 2**31."""
@@ -40,14 +41,23 @@ WEIGHT_DIGITS = 19
 LARGEST_SUM = 2**32 - 1
 """Of all weights of a query: the tables are uint32."""
 
+LARGEST_LEVEL = 2**PLANES - 1
 CLIP = 1.75
 """Weights beyond so many times the mean are not resolved by the bound: bits of large weight differ in far codes."""
 
 GATHER_COST = 16
 """Codes scanned for one query in the time it takes to gather one."""
 
-GUIDED_SHARE = 16
-SAFETY = 3.0
+BLOCK_BYTES = 1 << 15
+"""Codes scanned for one query before the next: they stay in the first-level cache."""
+
+QUERY_TILE = 128
+"""Queries that share one pass over the codes: bounds tables and buffers, whatever the number of queries."""
+
+TILE_BYTES = 1 << 23
+
+SPARE = 64
+"""Room for candidates beyond 2 k: fewer selections where k is small."""
 
 
 def whole_weights(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -66,37 +76,23 @@ def whole_weights(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def weighted_top_k(
-    queries: np.ndarray,
-    weights: np.ndarray,
-    block: CodeBlock | np.ndarray,
-    k: int,
-    *,
-    n_bits: int | None = None,
-    first_row: int = 0,
-    row_numbers: np.ndarray | None = None,
-    live: np.ndarray | None = None,
+    queries: np.ndarray, weights: np.ndarray, block: CodeBlock, k: int, *, live: np.ndarray | None = None
 ) -> Neighbours:
     """The rows of ``block`` at the smallest weighted distances from each of the packed ``queries`` (q, bytes) uint8.
 
-    ``block`` is a CodeBlock, or packed codes (n, bytes) uint8 that are laid out first. ``weights`` (q, n_bits) are
-    integers from 0, with sums below 2**32. ``n_bits``, if given, must be that of the codes.
-
-    Returns distances (q, m) int64 and rows (q, m) int64, sorted by (distance, row), with m = min(k, live rows). Rows
-    count from ``first_row``, or are looked up in ``row_numbers`` (n,), ascending. ``live`` (n,) bool marks the rows
-    that count; all without it.
+    ``weights`` (q, n_bits) are integers from 0, with sums below 2**32. ``live`` (n,) bool marks the rows that count;
+    all without it. Returns distances (q, m) int64 and rows (q, m) int64, sorted by (distance, row), with m = min(k,
+    live rows).
     """
-    block = _laid_out(block, weights.shape[-1] if n_bits is None else n_bits)
     words = scan_words(queries, block.n_bits)
     _check_weights(weights, len(queries), block.n_bits)
-    masks, steps = _bound_masks(weights)
-    codes, weights = np.ascontiguousarray(queries), np.ascontiguousarray(weights, dtype=np.int64)
+    weighing = *_bound_masks(weights), np.ascontiguousarray(queries), np.ascontiguousarray(weights, dtype=np.int64)
 
-    def scan(some: np.ndarray, *rest: object) -> None:
-        scan_weighted(words[some], masks[some], steps[some], codes[some], weights[some], *rest)
+    def scan(some: slice | np.ndarray, *rest: np.ndarray) -> np.ndarray:
+        return _scan(words[some], *(part[some] for part in weighing), *rest)
 
     # The largest distance is below 2**32: a limit beyond it excludes nothing.
-    search = _Search(block, first_row, row_numbers, live, k, len(queries))
-    return search.run(scan, np.int64(LARGEST_SUM + 1))
+    return _top_k(scan, len(queries), block, k, live, np.int64(LARGEST_SUM + 1))
 
 
 def weighted_pairs(queries: np.ndarray, weights: np.ndarray, codes: np.ndarray) -> np.ndarray:
@@ -109,114 +105,55 @@ def weighted_pairs(queries: np.ndarray, weights: np.ndarray, codes: np.ndarray) 
             f"candidates are {codes.dtype} {codes.shape} for queries {queries.shape}; expected uint8 (queries, "
             "candidates, bytes): gather the codes of each query's candidates"
         )
-    n_bits = int(weights.shape[-1])
-    check_padding(queries, n_bits, "queries")
-    _check_weights(weights, len(queries), n_bits)
-    distances = np.empty(codes.shape[:2], dtype=np.int64)
-    for start in range(0, len(codes), QUERY_TILE):
-        tile = slice(start, start + QUERY_TILE)
-        tables = np.empty((*queries[tile].shape, 256), dtype=np.uint32)
-        own = np.ascontiguousarray(queries[tile]), np.ascontiguousarray(weights[tile], dtype=np.int64)
-        fill_tables(*own, tables)
-        measure_pairs(tables, np.ascontiguousarray(codes[tile]), distances[tile])
-    return distances
+    check_padding(queries, weights.shape[-1], "queries")
+    _check_weights(weights, len(queries), weights.shape[-1])
+    return _measure_pairs(queries, weights.astype(np.int64, copy=False), codes)
 
 
-def spherical_top_k(
-    queries: np.ndarray,
-    block: CodeBlock | np.ndarray,
-    k: int,
-    *,
-    n_bits: int | None = None,
-    first_row: int = 0,
-    row_numbers: np.ndarray | None = None,
-    live: np.ndarray | None = None,
-) -> Neighbours:
+def spherical_top_k(queries: np.ndarray, block: CodeBlock, k: int, *, live: np.ndarray | None = None) -> Neighbours:
     """As :func:`weighted_top_k`, by spherical distance; distances (q, m) are float64.
 
-    A distance is 10 |a xor b| / (10 |a and b| + 1), rounded once: equal distances are equal numbers. ``n_bits`` is
-    needed where ``block`` is an array.
+    A distance is 10 |a xor b| / (10 |a and b| + 1), rounded once: equal distances are equal numbers.
     """
-    if n_bits is None and not isinstance(block, CodeBlock):
-        raise UsageError("n_bits=None with an array of codes; expected their number of bits: pass n_bits")
-    block = _laid_out(block, n_bits)
     if block.n_bits > MOST_LEVEL_BITS:
         raise UsageError(f"n_bits={block.n_bits}; expected at most {MOST_LEVEL_BITS} bits for spherical distances")
     words = scan_words(queries, block.n_bits)
 
-    def scan(some: np.ndarray, *rest: object) -> None:
-        scan_spherical(words[some], *rest)
+    def scan(some: slice | np.ndarray, *rest: np.ndarray) -> np.ndarray:
+        return _scan(words[some], None, None, None, None, *rest)
 
-    return _Search(block, first_row, row_numbers, live, k, len(queries)).run(scan, np.float64(np.inf))
+    return _top_k(scan, len(queries), block, k, live, np.float64(np.inf))
 
 
-class _Search:
-    """Which rows to scan and how to number them; the same for both distances."""
-
-    def __init__(
-        self,
-        block: CodeBlock,
-        first_row: int,
-        numbers: np.ndarray | None,
-        live: np.ndarray | None,
-        k: int,
-        n_queries: int,
-    ) -> None:
-        if k < 0:
-            raise UsageError(f"k={k}; expected a number of neighbours of at least 0")
-        self.block, self.live, self.row_numbers, self.n_live = rows_to_scan(
-            block, first_row, numbers, live, n_queries, GATHER_COST
-        )
-        self.first_row = first_row
-        self.n_queries, self.width = n_queries, min(int(k), self.n_live)
-
-    def run(self, scan: Scan, no_limit: np.int64 | np.float64) -> Neighbours:
-        """``scan(queries, groups, live bits, k, limits, distances, rows, found)`` over all rows, twice if need be."""
-        distances = np.empty((self.n_queries, self.width), dtype=no_limit.dtype)
-        rows = np.empty(distances.shape, dtype=np.int64)
-        if not distances.size:
-            return distances, rows
-        bits = live_bits(self.block.n, self.live)
-        limits = self._expected_limits(scan, no_limit)
-        again = np.arange(self.n_queries)
-        while again.size:
-            # A query for which the sample promised too much is scanned once more, without a limit.
-            part = distances[again], rows[again], np.empty(again.size, dtype=np.int64)
-            scan(again, self.block.groups, bits, self.width, limits[again], *part)
-            distances[again], rows[again] = part[:2]
-            again = again[part[2] < self.width]
-            limits[again] = no_limit
-        # Rows are ascending, and a stable sort leaves them so within a distance.
-        order = np.argsort(distances, axis=1, kind="stable")
-        distances, rows = np.take_along_axis(distances, order, axis=1), np.take_along_axis(rows, order, axis=1)
-        if self.row_numbers is not None:
-            return distances, self.row_numbers[rows]
-        return distances, rows + self.first_row
-
-    def _expected_limits(self, scan: Scan, no_limit: np.int64 | np.float64) -> np.ndarray:
-        """(q,) distances that about k live rows are expected to be below, from a sample of the codes."""
-        block, limits = self.block, np.full(self.n_queries, no_limit)
-        if block.sample is None or GUIDED_SHARE * self.width > self.n_live:
-            return limits
-        expected = self.width / SAMPLE_STRIDE
-        rank = int(np.ceil(expected + SAFETY * np.sqrt(expected))) + 1
-        bits = live_bits(-(-block.n // SAMPLE_STRIDE), None if self.live is None else self.live[::SAMPLE_STRIDE])
-        distances = np.zeros((self.n_queries, rank), dtype=no_limit.dtype)
-        rows, found = np.empty(distances.shape, dtype=np.int64), np.empty(self.n_queries, dtype=np.int64)
-        scan(np.arange(self.n_queries), block.sample, bits, rank, limits, distances, rows, found)
-        farthest = distances.max(axis=1)
+def _top_k(
+    scan: Callable[..., np.ndarray],
+    n_queries: int,
+    block: CodeBlock,
+    k: int,
+    live: np.ndarray | None,
+    no_limit: np.int64 | np.float64,
+) -> Neighbours:
+    """``scan(some queries, groups, live bits, limits, distances, rows)`` of a sample first, then of all codes."""
+    check_k(k)
+    block, live, kept, n_live = rows_to_scan(block, live, n_queries, GATHER_COST)
+    distances = np.empty((n_queries, min(int(k), n_live)), dtype=no_limit.dtype)
+    rows = np.empty(distances.shape, dtype=np.int64)
+    if not distances.size:
+        return distances, rows
+    limits, guessed, sample = np.full(n_queries, no_limit), None, sampled(block, live, rows.shape[1])
+    if sample is not None:
+        bits, rank = sample
+        near = np.zeros((n_queries, rank), no_limit.dtype)
+        found = scan(slice(None), block.sample, bits, limits.copy(), near, np.empty(near.shape, np.int64))
+        farthest = near.max(axis=1)
         beyond = farthest + 1 if farthest.dtype == np.int64 else np.nextafter(farthest, np.inf)
-        return np.where(found == rank, beyond, no_limit)
-
-
-def _laid_out(block: CodeBlock | np.ndarray, n_bits: int | None) -> CodeBlock:
-    if not isinstance(block, CodeBlock):
-        return lay_out(block, n_bits or 0)
-    if n_bits is not None and n_bits != block.n_bits:
-        raise BadInputError(
-            f"the codes have {block.n_bits} bits; expected {n_bits}: use codes and queries of one model"
-        )
-    return block
+        guessed = np.where(found == rank, beyond, no_limit)
+    bits = live_bits(block.n, live)
+    guided(lambda some, *rest: scan(some, block.groups, bits, *rest), limits, guessed, distances, rows)
+    # Rows are ascending, and a stable sort leaves them so within a distance.
+    order = np.argsort(distances, axis=1, kind="stable")
+    distances, rows = np.take_along_axis(distances, order, axis=1), np.take_along_axis(rows, order, axis=1)
+    return distances, rows if kept is None else kept[rows]
 
 
 def _check_weights(weights: np.ndarray, n_queries: int, n_bits: int) -> None:
@@ -239,3 +176,136 @@ def _bound_masks(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     levels = np.minimum(weights // steps[:, None], LARGEST_LEVEL).astype(np.uint8)
     planes = [scan_words(pack_bits((levels >> plane & 1) > 0), weights.shape[1]) for plane in range(PLANES)]
     return np.stack(planes, axis=1), steps
+
+
+@njit(nogil=True)
+def _fill_tables(queries, weights, tables):  # type: ignore[no-untyped-def]
+    """Fill ``tables`` (q, bytes, 256) uint32: what the value of a byte of a code adds to the distance of a query.
+
+    ``queries`` (q, b) uint8 and ``weights`` (q, r) integers; bytes beyond b and bits beyond r add nothing.
+    """
+    tables[:] = 0
+    for q in range(queries.shape[0]):
+        for byte in range(queries.shape[1]):
+            table = tables[q, byte]
+            own = np.int64(queries[q, byte])
+            # A value is named by the bits in which it differs from the query's: one bit more, one weight more.
+            for bit in range(min(8, weights.shape[1] - 8 * byte)):
+                weight = np.uint32(weights[q, 8 * byte + bit])
+                for other in range(1 << bit):
+                    table[own ^ (other | 1 << bit)] = table[own ^ other] + weight
+
+
+@njit(nogil=True)
+def _measure_pairs(queries, weights, codes):  # type: ignore[no-untyped-def]
+    distances = np.zeros(codes.shape[:2], dtype=np.int64)
+    tables = np.empty((1, codes.shape[2], 256), dtype=np.uint32)
+    for q in range(codes.shape[0]):
+        _fill_tables(queries[q : q + 1], weights[q : q + 1], tables)
+        for i in range(codes.shape[1]):
+            for byte in range(codes.shape[2]):
+                distances[q, i] += np.int64(tables[0, byte, codes[q, i, byte]])
+    return distances
+
+
+@njit(nogil=True)
+def _scan(  # type: ignore[no-untyped-def]
+    queries, masks, steps, codes, weights, groups, live, limits, out_distances, out_rows
+):
+    """Fill ``out_distances`` and ``out_rows`` (q, k) with the first rows by (distance, row), in row order.
+
+    Only rows nearer than ``limits`` (q,) count; returns how many there are (q,), k at most. ``queries`` (q, w) and
+    ``masks`` (q, PLANES, w) are words like those of ``groups`` (m, w, 64), ``steps`` (q,) int64; ``codes`` are the
+    packed queries. ``live`` (m,) uint64 has a bit for each row that counts. Where masks, steps, codes and weights are
+    None, distances are spherical; this is decided when the function is compiled.
+    """
+    n_groups, w, _ = groups.shape
+    k = out_rows.shape[1]
+    block = max(1, BLOCK_BYTES // (w * GROUP * groups.itemsize))
+    capacity = 2 * k + SPARE
+    table_bytes = 0 if masks is None else 1024 * w * groups.itemsize
+    tile = max(1, min(queries.shape[0], QUERY_TILE, TILE_BYTES // (16 * capacity + table_bytes)))
+    tables = _empty_tables(masks, tile, w * groups.itemsize)
+    distances = np.empty((tile, capacity), dtype=limits.dtype)
+    rows = np.empty((tile, capacity), dtype=np.int64)
+    filled = np.empty(tile, dtype=np.int64)
+    found = np.empty(queries.shape[0], dtype=np.int64)
+    for first in range(0, queries.shape[0], tile):
+        size = min(tile, queries.shape[0] - first)
+        if masks is not None:
+            _fill_tables(codes[first : first + size], weights[first : first + size], tables[:size])
+        filled[:] = 0
+        for start in range(0, n_groups, block):
+            for t in range(size):
+                q = first + t
+                limit = limits[q]
+                bar = _bar(limit, steps, q, groups)
+                for g in range(start, min(start + block, n_groups)):
+                    close = _close(groups, g, queries, q, masks, bar)
+                    if close == 0:
+                        continue
+                    close &= live[g]
+                    while close != 0:
+                        i = lowest_bit(close)
+                        close &= close - np.uint64(1)
+                        distance = _distance(queries, q, tables, t, groups, g, i)
+                        if distance >= limit:
+                            continue
+                        distances[t, filled[t]] = distance
+                        rows[t, filled[t]] = g * GROUP + i
+                        filled[t] += 1
+                        if filled[t] == capacity:
+                            # Rows come in ascending order: one at the k-th distance cannot enter any more.
+                            limit, filled[t] = keep_nearest(distances[t], rows[t], k), k
+                    bar = _bar(limit, steps, q, groups)
+                limits[q] = limit
+        for t in range(size):
+            if filled[t] > k:
+                keep_nearest(distances[t, : filled[t]], rows[t, : filled[t]], k)
+            width = min(filled[t], k)
+            out_distances[first + t, :width] = distances[t, :width]
+            out_rows[first + t, :width] = rows[t, :width]
+            found[first + t] = width
+    return found
+
+
+@njit(nogil=True)
+def _empty_tables(masks, n_queries, n_bytes):  # type: ignore[no-untyped-def]
+    if masks is None:
+        return None
+    return np.empty((n_queries, n_bytes, 256), dtype=np.uint32)
+
+
+# forceinline: a call for every 64 codes would cost a fifth of the scan.
+@njit(nogil=True, forceinline=True)
+def _close(groups, g, queries, q, masks, bar):  # type: ignore[no-untyped-def]
+    if masks is None:
+        return close_spherical(groups, g, queries, q, bar)
+    return close_weighted(groups, g, queries, q, masks, bar)
+
+
+@njit(nogil=True)
+def _bar(limit, steps, q, groups):  # type: ignore[no-untyped-def]
+    """What the bound of a distance below ``limit`` is below; beyond all bounds it excludes nothing."""
+    n_bits = 8 * groups.itemsize * groups.shape[1]
+    if steps is None:
+        # More than FRACTION times a tenth of the limit.
+        return np.int64(min(limit / 10.0, n_bits + 1.0) * FRACTION) + 2
+    return min(np.int64(LARGEST_LEVEL * n_bits + 1), (limit - 1) // steps[q] + 1)
+
+
+@njit(nogil=True)
+def _distance(queries, q, tables, t, groups, g, i):  # type: ignore[no-untyped-def]
+    if tables is None:
+        either, both = np.int64(0), np.int64(0)
+        for j in range(groups.shape[1]):
+            either += np.int64(popcount(np.uint64(groups[g, j, i] ^ queries[q, j])))
+            both += np.int64(popcount(np.uint64(groups[g, j, i] & queries[q, j])))
+        return np.float64(10 * either) / np.float64(10 * both + 1)
+    total = np.int64(0)
+    for j in range(groups.shape[1]):
+        word = groups[g, j, i]
+        for byte in range(groups.itemsize):
+            value = np.int64(word >> (8 * byte)) & 255
+            total += np.int64(tables[t, groups.itemsize * j + byte, value])
+    return total

@@ -28,7 +28,17 @@ from och_dist.kernels.buckets_numba import (
     sort_rows,
     substring_values,
 )
-from och_dist.kernels.hamming import CodeBlock, aligned, hamming_radius, hamming_top_k, rows_to_scan, scan_words
+from och_dist.kernels.hamming import (
+    CodeBlock,
+    aligned,
+    check_k,
+    check_limits,
+    hamming_radius,
+    hamming_top_k,
+    indptr_of,
+    rows_to_scan,
+    scan_words,
+)
 from och_dist.kernels.packing import check_padding
 
 MAX_SUBSTRING_BITS = 24
@@ -144,8 +154,6 @@ class BucketTables:
         queries: np.ndarray,
         k: int,
         *,
-        first_row: int = 0,
-        row_numbers: np.ndarray | None = None,
         live: np.ndarray | None = None,
         limits: np.ndarray | None = None,
         allowance: float | None = ALLOWANCE,
@@ -154,35 +162,20 @@ class BucketTables:
 
         ``allowance`` is what a query may spend here, in flat scans, before it is scanned flat; None never gives up.
         """
-        if k < 0:
-            raise UsageError(f"k={k}; expected a number of neighbours of at least 0")
-        n_live = rows_to_scan(self.block, first_row, row_numbers, live, 0)[3]
-        bounds = np.full(len(queries), self.n_bits, np.int64)
-        if limits is not None:
-            if limits.shape != bounds.shape:
-                raise UsageError(f"limits have shape {limits.shape}; expected one for each of {len(queries)} queries")
-            bounds = np.clip(np.asarray(limits, np.int64), -1, self.n_bits)
-        width = min(int(k), n_live)
-        shape = (len(queries), width)
+        check_k(k)
+        bounds = check_limits(limits, len(queries), self.n_bits)
+        shape = len(queries), min(int(k), rows_to_scan(self.block, live, 0)[3])
         distances, rows = np.full(shape, self.n_bits + 1, np.int32), np.full(shape, -1, np.int64)
         if not distances.size:
             check_padding(queries, self.n_bits, "queries")
             return distances, rows
-        keys, indptr, finished, _ = self.search(queries, width, bounds, live=live, allowance=allowance)
-        filled = np.arange(width) < np.diff(indptr)[:, None]
-        distances[filled] = keys >> ROW_BITS
-        rows[filled] = _numbered(keys & (MAX_ROWS - 1), first_row, row_numbers)
+        keys, indptr, finished, _ = self.search(queries, shape[1], bounds, live=live, allowance=allowance)
+        filled = np.arange(shape[1]) < np.diff(indptr)[:, None]
+        distances[filled], rows[filled] = keys >> ROW_BITS, keys & (MAX_ROWS - 1)
         if not finished.all():
             late = np.flatnonzero(~finished)
-            distances[late], rows[late] = hamming_top_k(
-                queries[late],
-                self.block,
-                k,
-                first_row=first_row,
-                row_numbers=row_numbers,
-                live=live,
-                limits=None if limits is None else limits[late],
-            )
+            limits = None if limits is None else limits[late]
+            distances[late], rows[late] = hamming_top_k(queries[late], self.block, k, live=live, limits=limits)
         return distances, rows
 
     def radius(
@@ -190,26 +183,20 @@ class BucketTables:
         queries: np.ndarray,
         radius: int,
         *,
-        first_row: int = 0,
-        row_numbers: np.ndarray | None = None,
         live: np.ndarray | None = None,
         allowance: float | None = ALLOWANCE,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The same as ``hamming_radius`` of the block, bit for bit; ``allowance`` as in :meth:`top_k`."""
         if radius < 0:
             raise UsageError(f"radius={radius}; expected a distance of at least 0")
-        n_live = rows_to_scan(self.block, first_row, row_numbers, live, 0)[3]
+        n_live = rows_to_scan(self.block, live, 0)[3]
         bounds = np.full(len(queries), min(int(radius), self.n_bits), np.int64)
         keys, indptr, finished, _ = self.search(queries, max(1, n_live), bounds, live=live, allowance=allowance)
-        distances = (keys >> ROW_BITS).astype(np.int32)
-        rows = _numbered(keys & (MAX_ROWS - 1), first_row, row_numbers)
+        found = indptr, (keys >> ROW_BITS).astype(np.int32), keys & (MAX_ROWS - 1)
         if finished.all():
-            return indptr, distances, rows
+            return found
         late = np.flatnonzero(~finished)
-        scanned = hamming_radius(
-            queries[late], self.block, radius, first_row=first_row, row_numbers=row_numbers, live=live
-        )
-        return _interleave((indptr, distances, rows), scanned, late)
+        return _interleave(found, hamming_radius(queries[late], self.block, radius, live=live), late)
 
     def search(
         self,
@@ -282,10 +269,6 @@ def _check_table(rows: np.ndarray, offsets: np.ndarray, n: int, values: int) -> 
         raise IntegrityError(f"a bucket table of {rows.shape[0]} rows does not fit {n} codes; build the tables again")
 
 
-def _numbered(rows: np.ndarray, first_row: int, row_numbers: np.ndarray | None) -> np.ndarray:
-    return rows + first_row if row_numbers is None else row_numbers[rows].astype(np.int64, copy=False)
-
-
 def _interleave(
     found: tuple[np.ndarray, np.ndarray, np.ndarray],
     scanned: tuple[np.ndarray, np.ndarray, np.ndarray],
@@ -297,5 +280,8 @@ def _interleave(
     late_counts = np.diff(scanned[0])
     order = np.argsort(np.concatenate([owner, np.repeat(late, late_counts)]), kind="stable")
     counts[late] = late_counts
-    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    return indptr, np.concatenate([found[1], scanned[1]])[order], np.concatenate([found[2], scanned[2]])[order]
+    return (
+        indptr_of(counts),
+        np.concatenate([found[1], scanned[1]])[order],
+        np.concatenate([found[2], scanned[2]])[order],
+    )

@@ -1,7 +1,7 @@
 """Compiled loops of multi-index hashing; ``kernels.buckets`` explains the method and holds what to call.
 
 Beside its rows each table holds the codes themselves, in the order of the table and in the layout that
-``kernels.code_vectors`` compares: a bucket is then a few groups of 64 codes, side by side in memory. Buckets lie at
+``kernels.simd`` compares: a bucket is then a few groups of 64 codes, side by side in memory. Buckets lie at
 random places, so they are asked for a little ahead.
 """
 
@@ -10,13 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from och_dist.kernels.code_vectors import GROUP, close_codes, lowest_bit, popcount, some_close
 from och_dist.kernels.compiled import njit
+from och_dist.kernels.simd import GROUP, close_codes, lowest_bit, popcount, prefetch, some_close
 
 ROW_BITS = 32
 """A neighbour is one integer, distance << ROW_BITS | row of the partition."""
@@ -67,22 +63,6 @@ class Scratch(NamedTuple):
     places: np.ndarray
     at: np.ndarray
     difference: np.ndarray
-
-
-@intrinsic
-def _prefetch(typingctx, array, index):  # type: ignore[no-untyped-def]
-    """Ask for the cache line of ``array[index]`` of a one-dimensional contiguous array, without waiting for it."""
-
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        pointer = builder.bitcast(builder.gep(data, [args[1]]), ir.IntType(8).as_pointer())
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [pointer, number(0), number(3), number(1)])
-        return context.get_dummy_value()
-
-    return types.void(array, types.int64), codegen
 
 
 @njit(nogil=True)
@@ -199,7 +179,7 @@ def _compare(queries, q, codes, flat, begins, ends, size, limit, places, at):  #
         if i + AHEAD < size and begins[i + AHEAD] < ends[i + AHEAD]:
             first = begins[i + AHEAD] // GROUP * size_of_group
             for line in range(0, size_of_group, words_of_line):
-                _prefetch(flat, np.int64(first + line))
+                prefetch(flat, np.int64(first + line))
         g = max(g, begin // GROUP)
         while g * GROUP < end and begin < end:
             if filled + GROUP > places.shape[0]:

@@ -9,10 +9,10 @@ import numpy as np
 
 from och_dist.errors import BadInputError, ConflictError, UsageError
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.euclidean import squared_distance
+from och_dist.kernels.fixed_order import squared_distance
 from och_dist.kernels.lloyd import Round, begin_round, bounded, rounding, score_of
 from och_dist.kernels.moments import check_finite, check_rows
-from och_dist.kernels.project import LANES
+from och_dist.kernels.simd import LANES
 
 NONE = np.int64(-1)
 """Stands for a row number where a cluster has fewer members, or a block fewer far rows, than there is

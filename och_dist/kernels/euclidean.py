@@ -1,8 +1,8 @@
 """Exact Euclidean neighbours of a block of rows: the ground truth, and the re-ranking of candidates.
 
 Definition of a distance: the squared difference of each dimension in float64, dimension j added in order to
-partial sum j mod 32, the partial sums then folded in halves (16, 8, 4, 2, 1). It is the same float64 on every
-machine, and neighbours are in the total order (distance, row).
+partial sum j mod 32, the partial sums then folded in halves (16, 8, 4, 2, 1), as ``squared_distance`` does. It is the
+same float64 on every machine, and neighbours are in the total order (distance, row).
 
 A float32 matrix product bounds every distance from below, rigorously; only rows whose bound does not
 exceed the current k-th distance are measured exactly. What the product rounds therefore decides how much
@@ -15,13 +15,11 @@ import numpy as np
 
 from och_dist.errors import UsageError
 from och_dist.kernels.candidates import Candidates, gather_nearest, keep_nearest
-from och_dist.kernels.code_vectors import lowest_bit
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.euclidean_vectors import MASKED, lane_sums, near_rows
-from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
-from och_dist.kernels.project import LANES, ROUNDOFF, SAFETY, UNDERFLOW, centre_rows
+from och_dist.kernels.fixed_order import NORM_LIMIT, centre_rows, distance_error, squared_distance
+from och_dist.kernels.moments import ROWS_PER_BLOCK, as_float_rows, check_finite, check_rows, float_blocks
+from och_dist.kernels.simd import GROUP, LANES, lowest_bit, near_rows
 
-ROWS_PER_BLOCK = 1024
 QUERIES_PER_TILE = 512
 PAIRS_PER_STEP = 1024
 STRIP = 128
@@ -29,10 +27,6 @@ STRIP = 128
 
 SPARE = 12
 """Least number of candidates beyond k that are kept before they are cut back to the nearest k."""
-
-NORM_LIMIT = 1e18
-"""Rows and queries farther than half of this from the centre could overflow float32: they are always measured
-exactly."""
 
 
 def exact_distances(queries: np.ndarray, block: np.ndarray, pair_query: np.ndarray, pair_row: np.ndarray) -> np.ndarray:
@@ -92,11 +86,10 @@ def _scan_block(queries: np.ndarray, block: np.ndarray, first_row: int, k: int, 
     share, lost = _slack(d)
     query_halves = np.where(query_squared <= NORM_LIMIT**2 / 4, (share * query_squared - lost) / 2, -np.inf)
     size = min(ROWS_PER_BLOCK, block.shape[0])
-    wide = -(-size // MASKED) * MASKED
+    wide = -(-size // GROUP) * GROUP
     centred, row_squared = np.empty((size, d), dtype=np.float32), np.empty(size)
     products, row_halves = np.zeros((min(QUERIES_PER_TILE, q), wide), np.float32), np.zeros(wide, np.float32)
-    for start in range(0, block.shape[0], size):
-        rows = as_float_rows(block[start : start + size])
+    for place, rows in float_blocks(block, d, size):
         m = rows.shape[0]
         centre_rows(rows, centre, centred[:m], row_squared[:m])
         if not np.isfinite(row_squared[:m]).all():
@@ -109,44 +102,21 @@ def _scan_block(queries: np.ndarray, block: np.ndarray, first_row: int, k: int, 
             with np.errstate(over="ignore", invalid="ignore"):
                 np.matmul(near_queries[tile], centred[:m].T, out=product[:, :m])
             _push_near(
-                *(product, query_halves[tile], row_halves, exact_queries[tile], rows, first_row + start, k),
+                *(product, query_halves[tile], row_halves, exact_queries[tile], rows, first_row + place.start, k),
                 *(part[tile] for part in found),
             )
 
 
 def _slack(d: int) -> tuple[float, float]:
     """(s, c) such that s (|x'|^2 + |q'|^2) - 2 x'.q' - c, with the product in float32, is at most the squared distance
-    of x and q.
-
-    The error of |x'|^2 + |q'|^2 - 2 x'.q' is at most a |x'||q'| + b (|x'| + |q'|)^2 + c. a: the float32 product, for
-    any order of summation. b: rounding x - centre to float32 moves x' and q' by at most ROUNDOFF of their norms, their
-    distance s by twice that times s; c: products lost to underflow. And |x'||q'| <= (|x'|^2 + |q'|^2) / 2.
-    """
-    gamma = d * ROUNDOFF / (1.0 - d * ROUNDOFF) if d * ROUNDOFF < 0.5 else np.inf
-    a, b, c = SAFETY * 2.0 * gamma, SAFETY * 3.0 * ROUNDOFF, SAFETY * 2.0 * d * UNDERFLOW
+    of x and q: see :func:`distance_error`, and |x'||q'| <= (|x'|^2 + |q'|^2) / 2."""
+    a, b, c = distance_error(d)
     return 1.0 - (a / 2.0 + 2.0 * b), c
 
 
 def _round_down(values: np.ndarray) -> np.ndarray:
     """Float32 numbers that are at most ``values``."""
     return np.nextafter(values.astype(np.float32), np.float32(-np.inf))
-
-
-@njit(nogil=True)
-def squared_distance(queries, q, rows, i, partial):  # type: ignore[no-untyped-def]
-    """The distance as the module defines it; ``partial`` (LANES,) float64 is scratch."""
-    d = rows.shape[1]
-    whole = d - d % LANES
-    lane_sums(queries, q, rows, i, partial)
-    for j in range(whole, d):
-        difference = np.float64(rows[i, j]) - np.float64(queries[q, j])
-        partial[j - whole] += difference * difference
-    half = LANES // 2
-    while half > 0:
-        for lane in range(half):
-            partial[lane] += partial[lane + half]
-        half //= 2
-    return partial[0]
 
 
 @njit(nogil=True)
@@ -163,7 +133,7 @@ def _push_near(  # type: ignore[no-untyped-def]
     for strip in range(0, rows.shape[0], STRIP):
         for q in range(product.shape[0]):
             least = np.float32(query_halves[q] - 0.5 * bars[q])
-            for start in range(strip, min(strip + STRIP, rows.shape[0]), MASKED):
+            for start in range(strip, min(strip + STRIP, rows.shape[0]), GROUP):
                 left = near_rows(product, q, start, row_halves, least)
                 while left != 0:
                     i = start + lowest_bit(left)

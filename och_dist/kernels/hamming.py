@@ -10,7 +10,7 @@ so that few groups are looked at in vain; a query for which the sample promised 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any
@@ -19,8 +19,8 @@ import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
 from och_dist.kernels import hamming_numba
-from och_dist.kernels.code_vectors import GROUP, popcount
 from och_dist.kernels.packing import check_padding, code_words
+from och_dist.kernels.simd import GROUP, popcount
 
 __all__ = [
     "GROUP",
@@ -108,71 +108,51 @@ def hamming_top_k(
     block: CodeBlock,
     k: int,
     *,
-    first_row: int = 0,
-    row_numbers: np.ndarray | None = None,
     live: np.ndarray | None = None,
     limits: np.ndarray | None = None,
 ) -> Neighbours:
     """Nearest rows of ``block`` for each of the packed ``queries`` (q, bytes) uint8.
 
     Returns distances (q, m) int32 and rows (q, m) int64, sorted by (distance, row), with m = min(k, live rows).
-    Rows count from ``first_row``, or are looked up in ``row_numbers`` (n,) int64, ascending. ``live`` (n,) bool marks
-    the rows that count; all without it. ``limits`` (q,) are upper bounds already known for the k-th distance: rows
-    beyond them are not found, and the place they leave at the end has distance n_bits + 1 and row -1.
+    ``live`` (n,) bool marks the rows that count; all without it. ``limits`` (q,) are upper bounds already known for the
+    k-th distance: rows beyond them are not found, and the place they leave at the end has distance n_bits + 1 and
+    row -1.
     """
     words = scan_words(queries, block.n_bits)
-    if k < 0:
-        raise UsageError(f"k={k}; expected a number of neighbours of at least 0")
-    if limits is not None and limits.shape != (len(words),):
-        raise UsageError(f"limits have shape {limits.shape}; expected one for each of {len(words)} queries")
-    block, live, numbers, n_live = rows_to_scan(block, first_row, row_numbers, live, len(words))
-    width = min(int(k), n_live)
-    distances = np.full((len(words), width), block.n_bits + 1, dtype=np.int32)
-    rows = np.full((len(words), width), -1, dtype=np.int64)
+    check_k(k)
+    bounds = check_limits(limits, len(words), block.n_bits) + 1
+    block, live, kept, n_live = rows_to_scan(block, live, len(words))
+    distances = np.full((len(words), min(int(k), n_live)), block.n_bits + 1, dtype=np.int32)
+    rows = np.full(distances.shape, -1, dtype=np.int64)
     if not distances.size:
         return distances, rows
-    bounds = np.full(len(words), block.n_bits + 1, dtype=np.int64)
-    if limits is not None:
-        bounds = np.clip(np.asarray(limits, dtype=np.int64) + 1, 0, block.n_bits + 1)
-    guessed = _expected_limits(words, block, live, width) if limits is None else None
     bits = block.every if live is None else live_bits(block.n, live)
-    found = _scan_into(words, block, bits, bounds if guessed is None else guessed, distances, rows)
-    if guessed is not None and found.min() < width:
-        again = np.flatnonzero(found < width)
-        part = distances[again], rows[again]
-        found[again] = _scan_into(words[again], block, bits, bounds[again], *part)
-        distances[again], rows[again] = part
-    missing = None if found.min() == width else rows < 0
-    rows = numbers[rows] if numbers is not None else np.add(rows, first_row, out=rows)
-    if missing is not None:
-        rows[missing] = -1
+
+    def scan(some: slice | np.ndarray, bounds: np.ndarray, *out: np.ndarray) -> np.ndarray:
+        return hamming_numba.scan(words[some], block.groups, bits, block.n_bits + 1, bounds, *out)
+
+    guessed = _expected_limits(words, block, live, rows.shape[1]) if limits is None else None
+    guided(scan, bounds, guessed, distances, rows)
+    if kept is not None:
+        rows = np.where(rows < 0, -1, kept[rows])
     return distances, rows
 
 
-def hamming_radius(
-    queries: np.ndarray,
-    block: CodeBlock,
-    radius: int,
-    *,
-    first_row: int = 0,
-    row_numbers: np.ndarray | None = None,
-    live: np.ndarray | None = None,
-) -> Within:
+def hamming_radius(queries: np.ndarray, block: CodeBlock, radius: int, *, live: np.ndarray | None = None) -> Within:
     """All rows of ``block`` at a distance of at most ``radius`` from each of the packed ``queries`` (q, bytes).
 
     Returns indptr (q + 1,) int64, distances int32 and rows int64: query i has the entries indptr[i] to
-    indptr[i + 1], sorted by (distance, row). The other arguments are those of ``hamming_top_k``.
+    indptr[i + 1], sorted by (distance, row). ``live`` as for ``hamming_top_k``.
     """
     words = scan_words(queries, block.n_bits)
     if radius < 0:
         raise UsageError(f"radius={radius}; expected a distance of at least 0")
-    block, live, numbers, _ = rows_to_scan(block, first_row, row_numbers, live, len(words))
+    block, live, kept, _ = rows_to_scan(block, live, len(words))
     limit = min(int(radius), block.n_bits) + 1
     counts, distances, rows = hamming_numba.within_radius(
         words, block.groups, block.every if live is None else live_bits(block.n, live), limit, block.n_bits + 1
     )
-    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    return indptr, distances, numbers[rows] if numbers is not None else rows + first_row
+    return indptr_of(counts), distances, rows if kept is None else kept[rows]
 
 
 def hamming_histogram(queries: np.ndarray, block: CodeBlock, *, live: np.ndarray | None = None) -> np.ndarray:
@@ -180,9 +160,9 @@ def hamming_histogram(queries: np.ndarray, block: CodeBlock, *, live: np.ndarray
     words = scan_words(queries, block.n_bits)
     # At no cost rows are always gathered; where most are live, the dead ones, for these are less work to count.
     if live is not None and 2 * np.count_nonzero(live) > block.n:
-        dead = rows_to_scan(block, 0, None, ~live, len(words), gather_cost=0)[0]
+        dead = rows_to_scan(block, ~live, len(words), gather_cost=0)[0]
         return hamming_histogram(queries, block) - hamming_histogram(queries, dead)
-    block = rows_to_scan(block, 0, None, live, len(words), gather_cost=0)[0]
+    block = rows_to_scan(block, live, len(words), gather_cost=0)[0]
     return hamming_numba.histogram(words, block.groups, block.n, block.n_bits + 1)
 
 
@@ -256,8 +236,7 @@ def merge_radius(parts: Sequence[Within]) -> Within:
     owner = np.concatenate([np.repeat(np.arange(len(count)), count) for count in counts])
     distances, rows = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
     order = np.lexsort((rows, distances, owner))
-    indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(sum(counts[1:], counts[0]))])
-    return indptr, distances[order], rows[order]
+    return indptr_of(np.sum(counts, axis=0)), distances[order], rows[order]
 
 
 def _check_parts(parts: Sequence[Any], lengths: list[int]) -> None:
@@ -302,29 +281,41 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
+def check_k(k: int) -> None:
+    if k < 0:
+        raise UsageError(f"k={k}; expected a number of neighbours of at least 0")
+
+
+def check_limits(limits: np.ndarray | None, n_queries: int, n_bits: int) -> np.ndarray:
+    """Distances (q,) int64 from -1 to ``n_bits``, the largest without ``limits``."""
+    if limits is None:
+        return np.full(n_queries, n_bits, np.int64)
+    if limits.shape != (n_queries,):
+        raise UsageError(f"limits have shape {limits.shape}; expected one for each of {n_queries} queries")
+    return np.clip(limits.astype(np.int64), -1, n_bits)
+
+
+def indptr_of(counts: np.ndarray) -> np.ndarray:
+    """Where the results of each query begin (q + 1,) int64, if it has so many."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+
 def rows_to_scan(
-    block: CodeBlock,
-    first_row: int,
-    row_numbers: np.ndarray | None,
-    live: np.ndarray | None,
-    n_queries: int,
-    gather_cost: int = GATHER_COST,
+    block: CodeBlock, live: np.ndarray | None, n_queries: int, gather_cost: int = GATHER_COST
 ) -> tuple[CodeBlock, np.ndarray | None, np.ndarray | None, int]:
-    """(block, live, row numbers, live rows) to go through, after a check of shapes and types.
+    """(block, live, rows of the block as they were numbered, live rows) to go through, after a check of ``live``.
 
     Live rows are gathered first where that pays; else dead ones are sorted out on sight.
     """
-    for name, values in (("row_numbers", row_numbers), ("live", live)):
-        if values is not None and values.shape != (block.n,):
-            raise UsageError(f"{name} has shape {values.shape}; expected one entry for each of {block.n} codes")
-    if live is not None and live.dtype != bool:
-        raise UsageError(f"live is {live.dtype}; expected bool, True for the rows that count")
-    numbers = None if row_numbers is None else row_numbers.astype(np.int64, copy=False)
-    n_live = block.n if live is None else int(np.count_nonzero(live))
-    if live is not None and gather_cost * n_live < n_queries * (block.n - n_live):
+    if live is None:
+        return block, None, None, block.n
+    if live.shape != (block.n,) or live.dtype != bool:
+        raise UsageError(f"live is {live.dtype} {live.shape}; expected bool ({block.n},), True for the rows that count")
+    n_live = int(np.count_nonzero(live))
+    if gather_cost * n_live < n_queries * (block.n - n_live):
         kept = np.flatnonzero(live)
-        return block.take(kept), None, kept + first_row if numbers is None else numbers[kept], n_live
-    return block, live, numbers, n_live
+        return block.take(kept), None, kept, n_live
+    return block, live, None, n_live
 
 
 def live_bits(n: int, live: np.ndarray | None) -> np.ndarray:
@@ -339,28 +330,39 @@ def live_bits(n: int, live: np.ndarray | None) -> np.ndarray:
     return flags.view(np.uint64)
 
 
-def _scan_into(
-    words: np.ndarray,
-    block: CodeBlock,
-    live: np.ndarray,
-    bounds: np.ndarray,
-    distances: np.ndarray,
-    rows: np.ndarray,
-) -> np.ndarray:
-    """Fill ``distances`` and ``rows`` (q, k) with the rows nearer than ``bounds`` (q,); (q,) int64 how many."""
-    found = np.empty(len(words), dtype=np.int64)
-    hamming_numba.scan(words, block.groups, live, rows.shape[1], block.n_bits + 1, bounds, distances, rows, found)
-    return found
+def sampled(block: CodeBlock, live: np.ndarray | None, k: int) -> tuple[np.ndarray, int] | None:
+    """Live bits of the sample, and the rank in it that about ``k`` live rows have, somewhat more rather than fewer;
+    None where a sample tells little."""
+    if block.sample is None or MIN_CODES_PER_NEIGHBOUR * k > block.n:
+        return None
+    expected = k / SAMPLE_STRIDE
+    rank = int(np.ceil(expected + SAFETY * np.sqrt(expected))) + 1
+    if live is None:
+        return block.every_sampled, rank
+    return live_bits(-(-block.n // SAMPLE_STRIDE), live[::SAMPLE_STRIDE]), rank
 
 
 def _expected_limits(words: np.ndarray, block: CodeBlock, live: np.ndarray | None, k: int) -> np.ndarray | None:
-    """(q,) int64: distances that about k live rows are expected to be below, somewhat more rather than fewer."""
-    if block.sample is None or MIN_CODES_PER_NEIGHBOUR * k > block.n:
+    """(q,) int64: distances that about k live rows are expected to be below."""
+    sample = sampled(block, live, k)
+    if sample is None:
         return None
-    bits = block.every_sampled
-    if live is not None:
-        bits = live_bits(-(-block.n // SAMPLE_STRIDE), live[::SAMPLE_STRIDE])
-    expected = k / SAMPLE_STRIDE
-    rank = int(np.ceil(expected + SAFETY * np.sqrt(expected))) + 1
-    found = hamming_numba.kth_distances(words, block.sample, bits, rank, block.n_bits + 1)
+    found = hamming_numba.kth_distances(words, block.sample, *sample, block.n_bits + 1)
     return np.minimum(found + 1, block.n_bits + 1)
+
+
+def guided(
+    scan: Callable[..., np.ndarray],
+    bounds: np.ndarray,
+    guessed: np.ndarray | None,
+    distances: np.ndarray,
+    rows: np.ndarray,
+) -> None:
+    """Fill ``distances`` and ``rows`` (q, k) by ``scan(some queries, bounds, distances, rows)``, which tells how many
+    rows it found; a query that has fewer than k within the ``guessed`` bounds is scanned once more."""
+    found = scan(slice(None), bounds if guessed is None else guessed, distances, rows)
+    late = np.flatnonzero(found < rows.shape[1]) if guessed is not None else found[:0]
+    if late.size:
+        part = distances[late], rows[late]
+        scan(late, bounds[late], *part)
+        distances[late], rows[late] = part

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from och_dist.kernels.code_vectors import GROUP, close_codes, lowest_bit, popcount, some_close
 from och_dist.kernels.compiled import njit
+from och_dist.kernels.simd import GROUP, close_codes, lowest_bit, popcount, some_close
 
 BLOCK_BYTES = 24 << 10
 """Codes scanned for one query before the next: they stay in the first-level cache."""
@@ -106,13 +106,15 @@ def _start_tile(n_queries, groups, k, n_distances):  # type: ignore[no-untyped-d
 
 
 @njit(nogil=True)
-def scan(queries, groups, live, k, n_distances, limits, out_distances, out_rows, found):  # type: ignore[no-untyped-def]
+def scan(queries, groups, live, n_distances, limits, out_distances, out_rows):  # type: ignore[no-untyped-def]
     """Fill ``out_distances`` and ``out_rows`` (q, k) with the nearest rows nearer than ``limits`` (q,) int64.
 
-    ``live`` (m,) uint64 has a bit for each row that counts. ``found`` (q,) int64 receives how many were found, k at
-    most. Rows come in ascending order, so a row at the k-th distance itself never enters, and a histogram of the
-    distances kept is all that is needed to know the k-th.
+    ``live`` (m,) uint64 has a bit for each row that counts. Returns how many were found (q,) int64, k at most. Rows
+    come in ascending order, so a row at the k-th distance itself never enters, and a histogram of the distances kept is
+    all that is needed to know the k-th.
     """
+    k = out_rows.shape[1]
+    found = np.empty(queries.shape[0], dtype=np.int64)
     keys, counts, state = _start_tile(queries.shape[0], groups, k, n_distances)
     place = np.empty(n_distances + 1, dtype=np.int64)
     for first in range(0, queries.shape[0], keys.shape[0]):
@@ -123,6 +125,7 @@ def scan(queries, groups, live, k, n_distances, limits, out_distances, out_rows,
             kept = _compact(keys[t], filled, limit, k - below)
             found[first + t] = kept
             _sort_by_distance(keys[t, :kept], place, out_distances[first + t], out_rows[first + t])
+    return found
 
 
 @njit(nogil=True)

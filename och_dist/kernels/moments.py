@@ -6,7 +6,9 @@ without it the second moments of data far from the origin would lose their digit
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from scipy.linalg.blas import dsyrk
@@ -18,6 +20,9 @@ COPIED_BYTES = 16 << 20
 
 CONSTANT_RATIO = 2.0 * 8192 * float(np.finfo(np.float64).eps)
 """Worst relative error of a sum of so many equal terms, doubled for the square of the mean."""
+
+ROWS_PER_BLOCK = 1024
+"""Rows that are computed with at a time: the only memory that most kernels need beside input and output."""
 
 LISTED_ROWS = 10
 """Rows named in the message about rows that are not finite."""
@@ -115,6 +120,20 @@ def check_rows(block: np.ndarray, d: int) -> None:
         raise BadInputError(
             f"the rows have dtype {block.dtype}; expected float16, float32, float64, uint8 or int8: convert them"
         )
+
+
+def refuse_row(block: np.ndarray, first_row: int, row: int, overflow: str) -> NoReturn:
+    """Name all rows of ``block`` (n, d) with NaN or infinity; without any, the ``row`` that ``overflow`` is about."""
+    check_finite(block, first_row=first_row)
+    raise BadInputError(f"{overflow.format(first_row + row)}: scale the vectors down or drop the row")
+
+
+def float_blocks(block: np.ndarray, d: int, size: int = ROWS_PER_BLOCK) -> Iterator[tuple[slice, np.ndarray]]:
+    """The rows of ``block`` (n, d), checked, some at a time: their place and, as contiguous floats, the rows."""
+    check_rows(block, d)
+    for start in range(0, len(block), size):
+        place = slice(start, min(start + size, len(block)))
+        yield place, as_float_rows(block[place])
 
 
 def as_float_rows(rows: np.ndarray) -> np.ndarray:

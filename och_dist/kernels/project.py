@@ -15,24 +15,17 @@ import numpy as np
 
 from och_dist.errors import BadInputError
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
+from och_dist.kernels.fixed_order import ROUNDOFF, SAFETY, UNDERFLOW, centre_rows, fixed_dot
+from och_dist.kernels.moments import ROWS_PER_BLOCK, float_blocks, refuse_row
+from och_dist.kernels.simd import LANES
 
-ROWS_PER_BLOCK = 1024
-"""Rows centred and multiplied at a time: the only memory that is needed beside input and output."""
-
-ROUNDOFF = 2.0**-24
 DOUBLE_RATIO = 2.0**-29
 """Roundoff of float64 relative to float32: the same bound, scaled, holds for sums in float64."""
-
-SAFETY = 2.0
-UNDERFLOW = 2.0**-125
-"""Largest absolute error of one float32 product lost to underflow, flush-to-zero included, doubled."""
 
 SCORE_LIMIT = 1e37
 """A row whose norm times the longest column (plus offset) exceeds this could overflow float32."""
 
-LANES = 32
-"""Partial sums of a norm: enough to hide the latency of an addition."""
+OVERFLOW = "overflow in the projection of row {}; expected scores within the range of float32"
 
 
 def encode_linear(
@@ -49,28 +42,25 @@ def encode_linear(
     of the first row and is used in error messages only. Rows with NaN or infinity raise ``NonFiniteError``;
     finite rows whose scores could overflow float32 raise ``BadInputError``.
     """
-    mean, projection, offsets = _checked_model(mean, projection, offsets)
-    check_rows(block, mean.shape[0])
     n, (d, r) = block.shape[0], projection.shape
     codes = np.zeros((n, -(-r // 8)), dtype=np.uint8)
     column_norms = np.sqrt(_squared_column_norms(projection))
     reach = float(column_norms.max(initial=0.0)), float(np.abs(offsets).max(initial=0.0))
     slope, floor = _error_bound(d, column_norms, offsets)
     columns = np.ascontiguousarray(projection.T)
-    rows_per_block = max(1, min(n, ROWS_PER_BLOCK))
-    centred = np.empty((rows_per_block, d), dtype=np.float32)
-    scores = np.empty((rows_per_block, r), dtype=np.float32)
-    squared = np.empty(rows_per_block, dtype=np.float64)
-    for start in range(0, n, rows_per_block):
-        rows = as_float_rows(block[start : start + rows_per_block])
+    size = max(1, min(n, ROWS_PER_BLOCK))
+    centred = np.empty((size, d), dtype=np.float32)
+    scores = np.empty((size, r), dtype=np.float32)
+    squared = np.empty(size, dtype=np.float64)
+    for place, rows in float_blocks(block, d, size):
         m = rows.shape[0]
         centre_rows(rows, mean, centred[:m], squared[:m])
         norms = np.sqrt(squared[:m])
         usable = norms * reach[0] + reach[1] <= SCORE_LIMIT
         if not usable.all():
-            _raise_unusable(block, first_row, start + int(np.argmin(usable)))
+            refuse_row(block, first_row, place.start + int(np.argmin(usable)), OVERFLOW)
         np.matmul(centred[:m], projection, out=scores[:m])
-        _write_signs(scores[:m], centred[:m], norms, columns, offsets, slope, floor, codes[start : start + m])
+        _write_signs(scores[:m], centred[:m], norms, columns, offsets, slope, floor, codes[place])
     return codes
 
 
@@ -80,32 +70,13 @@ def linear_scores(block: np.ndarray, mean: np.ndarray, projection: np.ndarray, o
     Products of float32 are exact in float64: the scores are the same on every machine. They cost several times what
     codes cost, and are meant for queries.
     """
-    mean, projection, offsets = _checked_model(mean, projection, offsets)
-    check_rows(block, mean.shape[0])
     scores = np.empty((block.shape[0], projection.shape[1]))
     columns = np.ascontiguousarray(projection.T)
-    for start in range(0, block.shape[0], ROWS_PER_BLOCK):
-        rows = as_float_rows(block[start : start + ROWS_PER_BLOCK])
+    for place, rows in float_blocks(block, mean.shape[0]):
         centred, squared = np.empty(rows.shape, dtype=np.float32), np.empty(len(rows))
         centre_rows(rows, mean, centred, squared)
-        _fill_scores(centred, columns, offsets, scores[start : start + len(rows)])
+        _fill_scores(centred, columns, offsets, scores[place])
     return scores
-
-
-def _checked_model(
-    mean: np.ndarray, projection: np.ndarray, offsets: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    mean = np.ascontiguousarray(mean, dtype=np.float32)
-    projection = np.ascontiguousarray(projection, dtype=np.float32)
-    offsets = np.ascontiguousarray(offsets, dtype=np.float32)
-    if projection.ndim != 2 or mean.shape != projection.shape[:1] or offsets.shape != projection.shape[1:]:
-        raise BadInputError(
-            f"the model has mean {mean.shape}, projection {projection.shape} and offsets {offsets.shape}; "
-            "expected (d,), (d, r) and (r,): load a complete model"
-        )
-    if not (np.isfinite(mean).all() and np.isfinite(projection).all() and np.isfinite(offsets).all()):
-        raise BadInputError("the model holds NaN or infinity; expected finite numbers: train it again")
-    return mean, projection, offsets
 
 
 def _error_bound(d: int, column_norms: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -118,15 +89,6 @@ def _error_bound(d: int, column_norms: np.ndarray, offsets: np.ndarray) -> tuple
     return slope, floor
 
 
-def _raise_unusable(block: np.ndarray, first_row: int, bad_row: int) -> None:
-    """Name every non-finite row of the block, or else the first row whose scores overflow."""
-    check_finite(block, first_row=first_row)
-    raise BadInputError(
-        f"overflow in the projection of row {first_row + bad_row}; "
-        "expected scores within the range of float32: scale the vectors down or drop the row"
-    )
-
-
 @njit(nogil=True)
 def _squared_column_norms(projection):  # type: ignore[no-untyped-def]
     """(r,) float64, summed row by row: the overflow rule must not depend on the machine."""
@@ -135,52 +97,6 @@ def _squared_column_norms(projection):  # type: ignore[no-untyped-def]
         for k in range(projection.shape[1]):
             w = np.float64(projection[j, k])
             total[k] += w * w
-    return total
-
-
-@njit(nogil=True)
-def centre_rows(rows, mean, centred, squared):  # type: ignore[no-untyped-def]
-    """Fill ``centred`` (m, d) float32 with rows - mean and ``squared`` (m,) float64 with its squared norms.
-
-    A norm is summed in ``LANES`` fixed partial sums, which LLVM can vectorise without changing a bit.
-    """
-    m, d = rows.shape
-    whole = d - d % LANES
-    partial = np.empty(LANES, dtype=np.float64)
-    for i in range(m):
-        for lane in range(LANES):
-            partial[lane] = 0.0
-        for j in range(0, whole, LANES):
-            for lane in range(LANES):
-                c = np.float32(rows[i, j + lane] - mean[j + lane])
-                centred[i, j + lane] = c
-                partial[lane] += np.float64(c) * np.float64(c)
-        total = 0.0
-        for j in range(whole, d):
-            c = np.float32(rows[i, j] - mean[j])
-            centred[i, j] = c
-            total += np.float64(c) * np.float64(c)
-        for lane in range(LANES):
-            total += partial[lane]
-        squared[i] = total
-
-
-@njit(nogil=True)
-def _double_score(centred, i, columns, k, offset, partial):  # type: ignore[no-untyped-def]
-    """The score in float64, in ``LANES`` fixed partial sums; ``columns`` (r, d) is the projection
-    transposed."""
-    d = centred.shape[1]
-    whole = d - d % LANES
-    for lane in range(LANES):
-        partial[lane] = 0.0
-    for j in range(0, whole, LANES):
-        for lane in range(LANES):
-            partial[lane] += np.float64(centred[i, j + lane]) * np.float64(columns[k, j + lane])
-    total = np.float64(offset)
-    for j in range(whole, d):
-        total += np.float64(centred[i, j]) * np.float64(columns[k, j])
-    for lane in range(LANES):
-        total += partial[lane]
     return total
 
 
@@ -210,7 +126,7 @@ def _write_signs(scores, centred, norms, columns, offsets, slope, floor, codes):
                 score = np.float64(scores[i, k]) + np.float64(offsets[k])
                 bound = norms[i] * slope[k] + floor[k]
                 if abs(score) <= bound:
-                    score = _double_score(centred, i, columns, k, offsets[k], partial)
+                    score = fixed_dot(centred, i, columns, k, offsets[k], partial)
                     if abs(score) <= bound * DOUBLE_RATIO:
                         score = _compensated_score(centred, i, columns, k, offsets[k])
                 value |= (score > 0.0) << (k - 8 * byte)
@@ -222,4 +138,4 @@ def _fill_scores(centred, columns, offsets, scores):  # type: ignore[no-untyped-
     partial = np.empty(LANES, dtype=np.float64)
     for i in range(scores.shape[0]):
         for k in range(scores.shape[1]):
-            scores[i, k] = _double_score(centred, i, columns, k, offsets[k], partial)
+            scores[i, k] = fixed_dot(centred, i, columns, k, offsets[k], partial)

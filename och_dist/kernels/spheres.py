@@ -15,15 +15,15 @@ from __future__ import annotations
 import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.kernels.code_vectors import popcount
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.euclidean import NORM_LIMIT, exact_distances, squared_distance
+from och_dist.kernels.euclidean import exact_distances
+from och_dist.kernels.fixed_order import NORM_LIMIT, centre_rows, distance_error, squared_distance
 from och_dist.kernels.hamming import contiguous_pairs
-from och_dist.kernels.moments import as_float_rows, check_finite, check_rows
+from och_dist.kernels.moments import float_blocks, refuse_row
 from och_dist.kernels.packing import pack_bits
-from och_dist.kernels.project import LANES, ROUNDOFF, SAFETY, UNDERFLOW, centre_rows
+from och_dist.kernels.simd import LANES, popcount
 
-ROWS_PER_BLOCK = 1024
+OVERFLOW = "overflow in the distances of row {}; expected squared distances within the range of float64"
 
 MOST_LEVEL_BITS = 4096
 """Bounds the table of levels to 64 MB; two levels differ as float64 numbers well beyond it."""
@@ -38,21 +38,17 @@ def encode_spheres(
     and is used in error messages only. Rows with NaN or infinity raise ``NonFiniteError``; finite rows at a
     squared distance beyond float64 raise ``BadInputError``.
     """
-    pivots, squared_radii = _checked_model(pivots, squared_radii)
-    check_rows(block, pivots.shape[1])
     scan = _Scan(pivots)
     codes = np.empty((block.shape[0], -(-pivots.shape[0] // 8)), dtype=np.uint8)
-    for start in range(0, block.shape[0], ROWS_PER_BLOCK):
-        rows = as_float_rows(block[start : start + ROWS_PER_BLOCK])
+    for place, rows in float_blocks(block, pivots.shape[1]):
         lower, upper = scan.bounds(rows)
         inside = upper <= squared_radii
         open_rows, open_pivots = np.nonzero(~inside & ~(lower > squared_radii))
-        if open_rows.size:
-            distances = exact_distances(rows, pivots, open_rows, open_pivots)
-            if not np.isfinite(distances).all():
-                _raise_unusable(block, first_row, start + int(open_rows[~np.isfinite(distances)].min()))
-            inside[open_rows, open_pivots] = distances <= squared_radii[open_pivots]
-        codes[start : start + len(rows)] = pack_bits(inside)
+        distances = exact_distances(rows, pivots, open_rows, open_pivots)
+        if not np.isfinite(distances).all():
+            refuse_row(block, first_row, place.start + int(open_rows[~np.isfinite(distances)].min()), OVERFLOW)
+        inside[open_rows, open_pivots] = distances <= squared_radii[open_pivots]
+        codes[place] = pack_bits(inside)
     return codes
 
 
@@ -62,12 +58,9 @@ def sphere_scores(block: np.ndarray, pivots: np.ndarray, squared_radii: np.ndarr
     ``pivots`` (r, d) float32, ``squared_radii`` (r,) float64. Distances are those of ``euclidean``, all measured:
     slower than codes by far, and meant for queries.
     """
-    pivots, squared_radii = _checked_model(pivots, squared_radii)
-    check_rows(block, pivots.shape[1])
     scores = np.empty((block.shape[0], pivots.shape[0]))
-    for start in range(0, block.shape[0], ROWS_PER_BLOCK):
-        step = slice(start, start + ROWS_PER_BLOCK)
-        _fill_squared_distances(as_float_rows(block[step]), pivots, scores[step])
+    for place, rows in float_blocks(block, pivots.shape[1]):
+        _fill_squared_distances(rows, pivots, scores[place])
     return np.sqrt(squared_radii) - np.sqrt(scores)
 
 
@@ -79,11 +72,10 @@ def nth_distances(rows: np.ndarray, pivots: np.ndarray, n: int) -> np.ndarray:
     """
     if not 1 <= n <= len(rows):
         raise UsageError(f"n={n}; expected a rank from 1 to the number of rows, {len(rows)}")
-    scan = _Scan(np.ascontiguousarray(pivots, dtype=np.float32))
+    scan = _Scan(pivots)
     lower, upper = np.empty((2, len(pivots), len(rows)))
-    for start in range(0, len(rows), ROWS_PER_BLOCK):
-        step = slice(start, start + ROWS_PER_BLOCK)
-        lower[:, step], upper[:, step] = (bound.T for bound in scan.bounds(as_float_rows(rows[step])))
+    for place, some in float_blocks(rows, pivots.shape[1]):
+        lower[:, place], upper[:, place] = (bound.T for bound in scan.bounds(some))
     found = np.empty(len(pivots))
     for k in range(len(pivots)):
         # The n-th distance lies between the n-th bounds: rows surely nearer are counted, farther ones dropped.
@@ -104,7 +96,7 @@ class _Scan:
         self.centre = pivots.mean(axis=0, dtype=np.float64).astype(np.float32)
         self.pivots, self.squared = np.empty((r, d), dtype=np.float32), np.empty(r)
         centre_rows(pivots, self.centre, self.pivots, self.squared)
-        self.slack = _slack(d)
+        self.error = distance_error(d)
 
     def bounds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Lower and upper bounds (m, r) float64; (-inf, inf) where float32 could overflow."""
@@ -113,40 +105,8 @@ class _Scan:
         with np.errstate(over="ignore", invalid="ignore"):
             products = near @ self.pivots.T
         lower, upper = np.empty(products.shape), np.empty(products.shape)
-        _fill_bounds(products, squared, self.squared, self.slack, lower, upper)
+        _fill_bounds(products, squared, self.squared, self.error, lower, upper)
         return lower, upper
-
-
-def _slack(d: int) -> tuple[float, float, float]:
-    """(a, b, c): |x'|^2 + |p'|^2 - 2 x'.p' is within a |x'||p'| + b (|x'| + |p'|)^2 + c of |x - p|^2, twofold safe.
-
-    x' and p' are x and p minus the centre, rounded to float32. a: the product, in any order of summation. b: the
-    rounding moves x' and p' by at most ROUNDOFF of their norms, and the sums in float64. c: underflow.
-    """
-    gamma = d * ROUNDOFF / (1.0 - d * ROUNDOFF) if d * ROUNDOFF < 0.5 else np.inf
-    return SAFETY * 2.0 * gamma, SAFETY * 3.0 * ROUNDOFF, SAFETY * 2.0 * d * UNDERFLOW
-
-
-def _checked_model(pivots: np.ndarray, squared_radii: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    pivots = np.ascontiguousarray(pivots, dtype=np.float32)
-    squared_radii = np.ascontiguousarray(squared_radii, dtype=np.float64)
-    if pivots.ndim != 2 or squared_radii.shape != pivots.shape[:1]:
-        raise BadInputError(
-            f"the model has pivots {pivots.shape} and squared radii {squared_radii.shape}; "
-            "expected (r, d) and (r,): load a complete model"
-        )
-    if not (np.isfinite(pivots).all() and np.isfinite(squared_radii).all()):
-        raise BadInputError("the model holds NaN or infinity; expected finite numbers: train it again")
-    return pivots, squared_radii
-
-
-def _raise_unusable(block: np.ndarray, first_row: int, bad_row: int) -> None:
-    """Name every non-finite row of the block, or else the first row whose distances overflow."""
-    check_finite(block, first_row=first_row)
-    raise BadInputError(
-        f"overflow in the distances of row {first_row + bad_row}; "
-        "expected squared distances within the range of float64: scale the vectors down or drop the row"
-    )
 
 
 def spherical_levels(n_bits: int) -> np.ndarray:
@@ -208,8 +168,8 @@ def _check_words(query_words: np.ndarray, code_words: np.ndarray, n_bits: int, l
 
 
 @njit(nogil=True)
-def _fill_bounds(products, row_squared, pivot_squared, slack, lower, upper):  # type: ignore[no-untyped-def]
-    a, b, c = slack
+def _fill_bounds(products, row_squared, pivot_squared, error, lower, upper):  # type: ignore[no-untyped-def]
+    a, b, c = error
     for i in range(products.shape[0]):
         row_norm = np.sqrt(row_squared[i])
         for k in range(products.shape[1]):

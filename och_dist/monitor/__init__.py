@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from och_dist.monitor.forward import monitored, reported
-from och_dist.monitor.progress import log_progress, progress_bars
+from och_dist.monitor.forward import log_progress, monitored, progress_bars, reported
 from och_dist.monitor.watch import show_scheduler
 
 __all__ = [

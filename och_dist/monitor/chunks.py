@@ -10,7 +10,6 @@ import numpy as np
 STATES = ("waiting", "running", "done", "inherited", "failed")
 WAITING, RUNNING, DONE, INHERITED, FAILED = range(len(STATES))
 CELLS = 600
-MAX_CHUNKS = 10_000_000
 
 
 class Chunks:
@@ -20,47 +19,42 @@ class Chunks:
         self.name, self.started = name, now
         self.ended: float | None = None
         self.rows, self.nbytes = 0, 0
-        self.total = min(count + sum(stop - start for start, stop in inherited), MAX_CHUNKS)
+        self.total = count + sum(stop - start for start, stop in inherited)
         self.states = np.zeros(self.total, np.uint8)
         for start, stop in inherited:
             self.states[start:stop] = INHERITED
         self.places = np.flatnonzero(self.states != INHERITED)
-        self.counted = bytearray(self.total)
+        self.counted = np.zeros(self.total, bool)
         self.by_worker: dict[str, set[int]] = {}
 
     @property
-    def over(self) -> bool:
-        return self.ended is not None
-
-    @property
-    def counts(self) -> list[int]:
+    def counts(self) -> dict[str, int]:
         """Chunks by state."""
-        found: list[int] = np.bincount(self.states, minlength=len(STATES)).tolist()
-        return found
+        return dict(zip(STATES, np.bincount(self.states, minlength=len(STATES)).tolist(), strict=True))
 
-    def place(self, number: int) -> int | None:
+    def _place(self, number: int) -> int | None:
         """Where the chunk of a task lies; None for a task that does not belong here."""
         return int(self.places[number]) if 0 <= number < len(self.places) else None
 
     def begin(self, number: int, worker: str) -> None:
-        place = self.place(number)
-        if place is not None and not self.over and self.states[place] in (WAITING, FAILED, RUNNING):
+        place = self._place(number)
+        if place is not None and self.ended is None and self.states[place] != DONE:
             self.states[place] = RUNNING
             self.by_worker.setdefault(worker, set()).add(place)
 
     def end(self, number: int, worker: str, state: str) -> bool:
         """Whether this is the first end of a chunk that is done."""
-        place = self.place(number)
+        place = self._place(number)
         if place is None:
             return False
         self.by_worker.get(worker, set()).discard(place)
         if state == "done":
             self.states[place] = DONE
-        elif self.states[place] in (WAITING, RUNNING):  # it may wait again in the meantime, with the graph given up
+            first, self.counted[place] = not self.counted[place], True
+            return bool(first)
+        if self.states[place] in (WAITING, RUNNING):  # it may wait again in the meantime, with the graph given up
             self.states[place] = FAILED if state == "failed" else WAITING
-        first = state == "done" and not self.counted[place]
-        self.counted[place] |= first
-        return first
+        return False
 
     def lose(self, worker: str) -> int:
         """Chunks that a lost worker had under way wait again; how many they were."""
@@ -81,22 +75,19 @@ class Chunks:
         seconds = max(0.001, (now if self.ended is None else self.ended) - self.started)
         return self.rows / seconds, self.nbytes / seconds
 
-    def summary(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """Counts by state, and the map: per cell how many of its chunks are in each state."""
-        cells = min(CELLS, self.total)
         return {
             "task": self.name,
             "total": self.total,
-            "over": self.over,
-            "counts": dict(zip(STATES, self.counts, strict=True)),
+            "over": self.ended is not None,
+            "counts": self.counts,
             "states": list(STATES),
-            "cells": self._cells(cells) if cells else [],
+            "cells": self._cells(min(CELLS, self.total)),
         }
 
     def _cells(self, cells: int) -> list[Any]:
         """A digit (the state) for a cell whose chunks are all alike, otherwise the five counts."""
-        cell = np.arange(self.total) * cells // self.total
-        table = np.bincount(cell * len(STATES) + self.states, minlength=cells * len(STATES)).reshape(cells, -1)
-        alike = table.max(axis=1) == table.sum(axis=1)
-        main = table.argmax(axis=1)
-        return [int(m) if a else row for m, a, row in zip(main, alike, table.tolist(), strict=True)]
+        cell = np.arange(self.total) * cells // max(1, self.total)
+        table = np.bincount(cell * len(STATES) + self.states, minlength=cells * len(STATES)).reshape(cells, len(STATES))
+        return [row.index(max(row)) if max(row) == sum(row) else row for row in table.tolist()]

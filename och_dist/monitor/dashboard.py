@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import time
+from functools import partial
 from typing import Any
 
 import distributed.http
@@ -20,7 +21,7 @@ from distributed.http.utils import RequestHandler
 from jinja2 import Environment, FileSystemLoader
 
 from och_dist import events
-from och_dist.monitor.metrics import serve_scheduler_series
+from och_dist.monitor.metrics import SchedulerSeries, serve_series
 from och_dist.monitor.state import State
 
 logger = logging.getLogger("och_dist")
@@ -48,11 +49,11 @@ class OchMonitor(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        for install in (add_routes, add_navigation, serve_scheduler_series):
+        for install in (add_routes, add_navigation, partial(serve_series, SchedulerSeries)):
             try:
                 install(scheduler)
             except Exception:
-                logger.warning("%s failed; the rest of the monitoring works", install.__name__, exc_info=True)
+                logger.warning("%r failed; the rest of the monitoring works", install, exc_info=True)
 
     def log_event(self, topic: str, msg: Any) -> None:
         if topic == events.TOPIC:
@@ -70,7 +71,7 @@ class OchMonitor(SchedulerPlugin):
         now = time.time()
         if now - self.made > FRESH_SECONDS:
             document = self.state.snapshot(now, machines(self.scheduler))
-            self.document, self.made = json.dumps(_plain(document), separators=(",", ":")).encode(), now
+            self.document, self.made = json.dumps(document, separators=(",", ":")).encode(), now
         return self.document
 
 
@@ -101,15 +102,6 @@ def read_status(dask_scheduler: Any = None) -> bytes | None:
     """The same from a client, by ``run_on_scheduler``; None where no job of ours was seen."""
     plugin = dask_scheduler.plugins.get(NAME)
     return None if plugin is None else bytes(plugin.status())
-
-
-def _plain(value: Any) -> Any:
-    """NaN and infinity are no JSON."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 class StatusHandler(RequestHandler):
@@ -150,17 +142,9 @@ def add_navigation(scheduler: Any) -> None:
 
 def add_routes(scheduler: Any) -> None:
     """Serve page and status from the scheduler's own web server."""
-    application = scheduler.http_application
-    if getattr(application, "serves_och", False):
-        return
-    prefix = _prefix(application)
-    given = {"dask_server": scheduler}
-    routes = [
-        (rf"{prefix}{PAGE}", PageHandler, given),
-        (rf"{prefix}{PAGE}/status\.json", StatusHandler, given),
-    ]
-    application.add_handlers(r".*$", routes)
-    application.serves_och = True
+    application, given = scheduler.http_application, {"dask_server": scheduler}
+    page = f"{_prefix(application)}{PAGE}"
+    application.add_handlers(".*$", [(page, PageHandler, given), (rf"{page}/status\.json", StatusHandler, given)])
 
 
 def _prefix(application: Any) -> str:

@@ -1,4 +1,4 @@
-"""From the driver to its scheduler: what a job says of itself travels beside the work, in few messages."""
+"""What a driver tells of its job while it works: progress on stderr, and events to its scheduler, for the page /och."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from och_dist import events
 from och_dist.errors import OchError
-from och_dist.monitor.progress import Advance, Progress
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -27,16 +26,67 @@ QUEUE = 20_000
 LAST_SECONDS = 2.0
 TEXT = 500
 
+Advance = Callable[[int], None]
+Progress = Callable[[str, int], Advance]
+
+
+def log_progress(description: str, total: int) -> Advance:
+    """Count units and log each tenth of ``total``; more than ``total`` (a task that ran twice) is not counted."""
+    lock, done = threading.Lock(), 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        with lock:
+            before, done = done, min(total, done + count)
+            if total and 10 * done // total > 10 * before // total:
+                logger.info("%s: %d %% (%s of %s)", description, 10 * done // total * 10, f"{done:,}", f"{total:,}")
+
+    return advance
+
+
+@contextlib.contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Bars on the terminal behind stderr, one for each stage, with rate and time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description:>12}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+
+        def start(description: str, total: int) -> Advance:
+            task = bars.add_task(description, total=total or 1)
+            return lambda count: bars.advance(task, count)
+
+        yield start
+
+
+_numbers = itertools.count()
+
+
+def reported(progress: Progress) -> Progress:
+    """The same progress, also told to the scheduler."""
+
+    def start(description: str, total: int) -> Advance:
+        number, shown = next(_numbers), progress(description, total)
+        events.say("step", id=number, name=description, total=total)
+
+        def advance(count: int) -> None:
+            shown(count)
+            events.say("advance", id=number, count=count)
+
+        return advance
+
+    return start
+
 
 class Forwarder:
     """Sends what is said to the scheduler of ``client``, in order, a few times a second; never waits, never raises."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self.lock = threading.Lock()
-        self.sending = asyncio.Lock()
+        self.lock, self.sending = threading.Lock(), asyncio.Lock()
         self.waiting: deque[list[Any]] = deque(maxlen=QUEUE)
-        self.due = False
 
     def __call__(self, kind: str, facts: events.Facts) -> None:
         with self.lock:
@@ -45,22 +95,19 @@ class Forwarder:
                 last[1]["count"] += facts["count"]
                 return
             self.waiting.append([kind, facts, time.monotonic()])
-            if self.due:
-                return
-            self.due = True
-        self.client.loop.add_callback(self.client.loop.call_later, PAUSE, self.send)
+        if last is None:
+            self.client.loop.add_callback(self.client.loop.call_later, PAUSE, self.send)
 
     async def send(self) -> None:
         with contextlib.suppress(Exception):
             async with self.sending:
                 with self.lock:
-                    batch, self.due = list(self.waiting), False
+                    batch = list(self.waiting)
                     self.waiting.clear()
-                if batch:
-                    now = time.monotonic()
-                    aged = [[kind, facts, round(now - when, 3)] for kind, facts, when in batch]
-                    message = {"driver": self.client.id, "sent": time.time(), "events": aged}
-                    await self.client.scheduler.log_event(topic=events.TOPIC, msg=message)
+                now = time.monotonic()
+                aged = [[kind, facts, round(now - when, 3)] for kind, facts, when in batch]
+                message = {"driver": self.client.id, "events": aged}
+                await self.client.scheduler.log_event(topic=events.TOPIC, msg=message)
 
     def finish(self) -> None:
         """Send the rest, as long as the scheduler listens."""
@@ -81,24 +128,20 @@ def monitored(client: Client | None, job: str) -> Iterator[bool]:
     if client is None or not _install(client):
         yield False
         return
-    sink = Forwarder(client)
-    with events.told_to(sink):
+    forwarder = Forwarder(client)
+    with events.told_to(forwarder):
         events.say("job", name=job)
         try:
             yield True
         except BaseException as error:
             status = "failed" if isinstance(error, Exception) else "interrupted"
-            events.say("job_end", status=status, error=_text(error))
+            kind = "" if isinstance(error, OchError) else f"{type(error).__name__}: "
+            events.say("job_end", status=status, error=f"{kind}{error}"[:TEXT].rstrip(": "))
             raise
         else:
             events.say("job_end", status="done")
         finally:
-            sink.finish()
-
-
-def _text(error: BaseException) -> str:
-    kind = "" if isinstance(error, OchError) else f"{type(error).__name__}: "
-    return f"{kind}{error}"[:TEXT].rstrip(": ")
+            forwarder.finish()
 
 
 def _install(client: Client) -> bool:
@@ -118,22 +161,3 @@ def _install(client: Client) -> bool:
         )
         return False
     return True
-
-
-_numbers = itertools.count()
-
-
-def reported(progress: Progress) -> Progress:
-    """The same progress, also told to the listener."""
-
-    def start(description: str, total: int) -> Advance:
-        number, shown = next(_numbers), progress(description, total)
-        events.say("step", id=number, name=description, total=total)
-
-        def advance(count: int) -> None:
-            shown(count)
-            events.say("advance", id=number, count=count)
-
-        return advance
-
-    return start

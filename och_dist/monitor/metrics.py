@@ -6,15 +6,18 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import prometheus_client
 from distributed import WorkerPlugin
 from distributed.http.prometheus import PrometheusCollector
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
 
 from och_dist import events
+from och_dist.monitor.chunks import STATES
 
-Family = Any
-Totals = dict[str, dict[str, float]]
 Samples = Iterable[tuple[tuple[str, ...], float]]
-_served: dict[str, PrometheusCollector] = {}
+Series = tuple[type, str, str, tuple[str, ...], Samples]
+"""Kind, name, sentence, names of the labels, and (labels, value) of each sample."""
 
 
 class OchSeries(PrometheusCollector):
@@ -26,56 +29,54 @@ class OchSeries(PrometheusCollector):
         super().__init__(server)
         self.subsystem = self.prefix
 
-    def counter(self, name: str, words: str, labels: tuple[str, ...], samples: Samples) -> Family:
-        from prometheus_client.core import CounterMetricFamily
+    def series(self) -> Iterator[Series]:
+        raise NotImplementedError
 
-        return self._filled(CounterMetricFamily(self.build_name(name), words, labels=labels), samples)
+    def collect(self) -> Iterator[Any]:
+        for kind, name, sentence, labels, samples in self.series():
+            family = kind(self.build_name(name), sentence, labels=labels)
+            for values, amount in samples:
+                family.add_metric(values, amount)
+            yield family
 
-    def gauge(self, name: str, words: str, labels: tuple[str, ...], samples: Samples) -> Family:
-        from prometheus_client.core import GaugeMetricFamily
 
-        return self._filled(GaugeMetricFamily(self.build_name(name), words, labels=labels), samples)
+def of_tasks(totals: dict[str, dict[str, float]]) -> Iterator[Series]:
+    """The series that scheduler and workers have in common."""
 
-    def _filled(self, family: Family, samples: Samples) -> Family:
-        for labels, value in samples:
-            family.add_metric(labels, value)
-        return family
+    def sums(name: str) -> Samples:
+        return [((task,), found[name]) for task, found in totals.items()]
 
-    def of_tasks(self, totals: Totals) -> Iterator[Family]:
-        """The series that scheduler and workers have in common."""
-        found = totals.items()
-        rows = [((task,), sums["rows"]) for task, sums in found]
-        nbytes = [((task, way), sums[way]) for task, sums in found for way in ("read", "written")]
-        seconds = [((task,), sums["seconds"]) for task, sums in found]
-        yield self.counter("rows", "Rows worked through", ("task",), rows)
-        yield self.counter("bytes", "Bytes of vectors read and of chunks written", ("task", "direction"), nbytes)
-        yield self.counter("task_seconds", "Seconds that tasks took", ("task",), seconds)
+    nbytes = [((task, way), found[way]) for task, found in totals.items() for way in ("read", "written")]
+    yield Counter, "rows", "Rows worked through", ("task",), sums("rows")
+    yield Counter, "bytes", "Bytes of vectors read and of chunks written", ("task", "direction"), nbytes
+    yield Counter, "task_seconds", "Seconds that tasks took", ("task",), sums("seconds")
 
 
 class SchedulerSeries(OchSeries):
     """What all jobs of this scheduler did together, and the chunks of the present one."""
 
-    def collect(self) -> Iterator[Family]:
+    def series(self) -> Iterator[Series]:
         plugin = self.server.plugins.get("och-monitor")
         if plugin is None:
             return
-        state = plugin.state
-        counters, job, totals = state.counters, state.job, state.counters.tasks.copy()
-        step = job.step if job is not None else None
-        running = sum(known.status == "running" for known in state.jobs.values())
-        ratio = step.done / step.total if step is not None and step.total else 0.0
+        state, counters, job = plugin.state, plugin.state.counters, plugin.state.job
+        step, tasks = (job.step, job.shown_tasks) if job is not None else (None, None)
+        totals = counters.tasks.copy()
         done = [((task,), sums["done"]) for task, sums in totals.items()]
         stages = [((stage,), seconds) for stage, seconds in list(counters.stages.items())]
-        chunks = [((name,), count) for name, count in state.chunk_counts().items()]
-        yield from self.of_tasks(totals)
-        yield self.counter("chunks_done", "Chunks finished", ("task",), done)
-        yield self.counter("stage_seconds", "Seconds that finished stages took", ("stage",), stages)
+        chunks = tasks.counts if tasks else dict.fromkeys(STATES, 0)
+        states = [((name,), count) for name, count in chunks.items()]
+        running = sum(known.status == "running" for known in state.jobs.values())
+        ratio = step.done / step.total if step is not None and step.total else 0.0
         failures = "Failed tasks, lost workers with work, failed jobs"
-        yield self.counter("failures", failures, (), [((), counters.failures)])
-        yield self.counter("queries", "Queries answered", (), [((), counters.queries)])
-        yield self.gauge("chunks", "Chunks of the tasks that were begun last, by state", ("state",), chunks)
-        yield self.gauge("jobs_running", "Jobs that run now", (), [((), running)])
-        yield self.gauge("progress_ratio", "Progress of the present step, 0 to 1", (), [((), ratio)])
+        yield from of_tasks(totals)
+        yield Counter, "chunks_done", "Chunks finished", ("task",), done
+        yield Counter, "stage_seconds", "Seconds that finished stages took", ("stage",), stages
+        yield Counter, "failures", failures, (), [((), counters.failures)]
+        yield Counter, "queries", "Queries answered", (), [((), counters.queries)]
+        yield Gauge, "chunks", "Chunks of the tasks that were begun last, by state", ("state",), states
+        yield Gauge, "jobs_running", "Jobs that run now", (), [((), running)]
+        yield Gauge, "progress_ratio", "Progress of the present step, 0 to 1", (), [((), ratio)]
 
 
 class WorkerTaskSeries(OchSeries):
@@ -83,7 +84,7 @@ class WorkerTaskSeries(OchSeries):
 
     prefix = "och_worker"
 
-    def collect(self) -> Iterator[Family]:
+    def series(self) -> Iterator[Series]:
         totals = events.TOTALS.copy()
         ends = [
             ((task, state), sums[state])
@@ -92,13 +93,9 @@ class WorkerTaskSeries(OchSeries):
             if state in sums
         ]
         failures = sum(count for (_, state), count in ends if state != "done")
-        yield from self.of_tasks(totals)
-        yield self.counter("chunks", "Tasks that ended here, by how", ("task", "state"), ends)
-        yield self.counter("failures", "Tasks that failed here", (), [((), failures)])
-
-
-def serve_scheduler_series(server: Any) -> None:
-    _serve("scheduler", SchedulerSeries, server)
+        yield from of_tasks(totals)
+        yield Counter, "chunks", "Tasks that ended here, by how", ("task", "state"), ends
+        yield Counter, "failures", "Tasks that failed here", (), [((), failures)]
 
 
 class WorkerSeries(WorkerPlugin):
@@ -108,17 +105,16 @@ class WorkerSeries(WorkerPlugin):
 
     def setup(self, worker: Any) -> None:
         with contextlib.suppress(Exception):
-            _serve("worker", WorkerTaskSeries, worker)
+            serve_series(WorkerTaskSeries, worker)
 
 
-def _serve(role: str, collector: type[PrometheusCollector], server: Any) -> None:
+_served: dict[type, PrometheusCollector] = {}
+
+
+def serve_series(collector: type[PrometheusCollector], server: Any) -> None:
     """Once a process: a second scheduler or worker in it takes over the series, as with Dask's own."""
-    try:
-        import prometheus_client
-    except ModuleNotFoundError:
+    if collector in _served:
+        _served[collector].server = server
         return
-    if role in _served:
-        _served[role].server = server
-        return
-    _served[role] = collector(server)
-    prometheus_client.REGISTRY.register(_served[role])
+    _served[collector] = collector(server)
+    prometheus_client.REGISTRY.register(_served[collector])

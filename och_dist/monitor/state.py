@@ -1,26 +1,317 @@
-"""What the scheduler keeps of our jobs: events in, one small JSON document out. Nothing here uses Dask."""
+"""What the scheduler keeps of our jobs: events in, one small JSON document out. Nothing here uses Dask.
+
+Events come in any order that a network may bring them in, and may be lost.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
+from math import isfinite
 from typing import Any
 
-from och_dist.monitor.chunks import STATES
-from och_dist.monitor.job import Counters, ObservedJob, drop_oldest
-from och_dist.monitor.series import Window
+import numpy as np
+
+from och_dist.events import AMOUNTS, Totals
+from och_dist.monitor.chunks import Chunks
+from och_dist.monitor.series import RateSeries, Window, thinned
 
 KEPT_JOBS = 8
-KEPT_TOKENS = 64
-EARLY_TOKENS = 8
+KEPT_TASKS = 4
 EARLY_EVENTS = 20_000
+ETA_SECONDS = 90.0
+LISTED_STAGES = 40
+LISTED_FAILURES = 20
 LISTED_WORKERS = 200
-LATEST_SECONDS = 30.0
+
+Document = dict[str, Any]
+
+
+def keep_newest(found: dict[Any, Any], count: int) -> None:
+    for key in list(found)[:-count]:
+        del found[key]
+
+
+class Counters:
+    """Sums over all jobs, which only grow: amounts by task, seconds by stage, failures, queries."""
+
+    def __init__(self) -> None:
+        self.tasks = Totals()
+        self.stages: dict[str, float] = defaultdict(float)
+        self.failures = 0
+        self.queries = 0
+
+
+class StepProgress:
+    """Progress of a part of a stage, as its progress bar has it."""
+
+    def __init__(self, name: str, total: int, id: int | None = None) -> None:
+        self.name, self.total, self.done, self.id = name, total, 0, id
+        self.recent: deque[tuple[float, int]] = deque(maxlen=512)
+
+    def advance(self, count: int, now: float) -> None:
+        self.done = min(self.total, self.done + count) if self.total else self.done + count
+        self.recent.append((now, self.done))
+
+    def eta(self, now: float) -> float | None:
+        """Seconds left at the speed of late; None while there is nothing to go by."""
+        if self.total and self.done >= self.total:
+            return 0.0
+        when, done = next((entry for entry in self.recent if entry[0] >= now - ETA_SECONDS), (now, self.done))
+        if not self.total or self.done <= done or now <= when:
+            return None
+        return (self.total - self.done) * (now - when) / (self.done - done)
+
+    def document(self, now: float) -> Document:
+        eta = self.eta(now)
+        return {
+            "name": self.name,
+            "done": self.done,
+            "total": self.total,
+            "progress": round(self.done / self.total, 4) if self.total else None,
+            "eta_seconds": None if eta is None else round(eta, 1),
+        }
+
+
+class Balance:
+    """How often each bit is set: in the codes of this job, and in the sample that the model was trained on."""
+
+    def __init__(self, bits: int, sample: dict[str, Any] | None) -> None:
+        self.ones, self.rows = np.zeros(bits, np.int64), 0
+        fits = sample and sample.get("rows") and len(sample.get("ones", ())) == bits
+        self.sample: dict[str, Any] = dict(sample) if sample and fits else {"rows": 0, "ones": []}
+
+    def count(self, facts: dict[str, Any]) -> None:
+        ones = facts.get("ones")
+        if ones is not None and len(ones) == len(self.ones):
+            self.ones += np.array(ones, np.int64)
+            self.rows += facts.get("rows", 0)
+
+    def document(self) -> Document:
+        return {
+            "bits": len(self.ones),
+            "rows": self.rows,
+            "ones": (self.ones / self.rows).round(4).tolist() if self.rows else [],
+            "sample_rows": self.sample["rows"],
+            "sample": [round(count / self.sample["rows"], 4) for count in self.sample["ones"]],
+        }
+
+
+class Searches:
+    """Batches of queries that were answered."""
+
+    def __init__(self, start: float) -> None:
+        self.batches, self.queries = 0, 0
+        self.rates, self.recent = RateSeries(("queries",), start), Window()
+
+    def count(self, queries: int, seconds: float, now: float) -> None:
+        self.batches, self.queries = self.batches + 1, self.queries + queries
+        self.rates.add(now, seconds, [queries])
+        self.recent.add(now, seconds, queries)
+
+    def document(self, now: float) -> Document:
+        p50, p95 = self.recent.quantiles(now, (0.5, 0.95))
+        return {
+            "batches": self.batches,
+            "queries": self.queries,
+            "queries_per_second": round(self.recent.rates(now)[0], 1),
+            "p50_seconds": p50,
+            "p95_seconds": p95,
+            "bucket_seconds": self.rates.width,
+            "over_time": self.rates.rates(now)["queries"],
+        }
+
+
+class ObservedJob:
+    """What one driver does: its stages, steps, tasks, speed, training, searches and failures."""
+
+    def __init__(self, name: str, now: float, counters: Counters) -> None:
+        self.name, self.started, self.counters = name, now, counters
+        self.ended: float | None = None
+        self.status, self.error = "running", ""
+        self.open_stages: list[tuple[str, float]] = []
+        self.stages: deque[Document] = deque(maxlen=LISTED_STAGES)
+        self.step: StepProgress | None = None
+        self.tasks: dict[str, Chunks] = {}
+        self.totals = Totals()
+        self.rates, self.recent = RateSeries(AMOUNTS, now), Window()
+        self._begin_training()
+        self.balance: Balance | None = None
+        self.searches: Searches | None = None
+        self.failures = 0
+        self.listed_failures: deque[Document] = deque(maxlen=LISTED_FAILURES)
+
+    def _begin_training(self) -> None:
+        self.loss: list[tuple[float, float]] = []
+        self.inertia: list[tuple[float, float]] = []
+        self.residual: float | None = None
+        self.exact_inertia: float | None = None
+
+    # What the driver says
+
+    def hear(self, kind: str, facts: dict[str, Any], now: float) -> None:
+        """One event of the driver; kinds that are not known are those of another version, and JSON has no NaN."""
+        handle = getattr(self, f"_on_{kind}", None)
+        if handle is not None and not any(isinstance(fact, float) and not isfinite(fact) for fact in facts.values()):
+            handle(now, **facts)
+
+    def _on_job_end(self, now: float, status: str, error: str = "") -> None:
+        self.status, self.error, self.ended = status, error, now
+        if status == "failed":
+            self.fail(now, "job", error)
+        while self.open_stages:
+            name, started = self.open_stages.pop()
+            self._finish_stage(name, status, now - started)
+
+    def _on_stage(self, now: float, name: str) -> None:
+        self.open_stages.append((name, now))
+        self.step = None
+        if name == "train":
+            self._begin_training()
+
+    def _on_stage_end(self, now: float, name: str, status: str, seconds: float) -> None:
+        while self.open_stages:
+            closed, started = self.open_stages.pop()
+            if closed == name:
+                self._finish_stage(name, status, seconds)
+                return
+            self._finish_stage(closed, "left", now - started)
+
+    def _finish_stage(self, name: str, status: str, seconds: float) -> None:
+        self.stages.append({"stage": name, "status": status, "seconds": round(seconds, 3)})
+        self.counters.stages[name] += seconds
+
+    def _on_step(self, now: float, id: int, name: str, total: int) -> None:
+        self.step = StepProgress(name, int(total), id)
+
+    def _on_advance(self, now: float, id: int, count: int) -> None:
+        if self.step is not None and self.step.id == id:
+            self.step.advance(int(count), now)
+
+    def _on_tasks(self, now: float, token: str, name: str, count: int, inherited: list[list[int]]) -> None:
+        self.tasks[token] = Chunks(name, int(count), inherited, now)
+        keep_newest(self.tasks, KEPT_TASKS)
+
+    def _on_tasks_end(self, now: float, token: str, done: bool) -> None:
+        if token in self.tasks:
+            self.tasks[token].close(now, done=done)
+
+    def _on_loss(self, now: float, step: int, value: float) -> None:
+        self.loss.append((int(step), float(value)))
+
+    def _on_residual(self, now: float, value: float | None) -> None:
+        self.residual = value
+
+    def _on_inertia(self, now: float, round: int | None, value: float, rounds: int = 0) -> None:
+        if round is None:
+            self.exact_inertia = float(value)
+            return
+        self.inertia.append((int(round), float(value)))
+        if round == 0:  # the rounds are Dask-ML's, which shows no progress
+            self.step = StepProgress("k-means", int(rounds))
+        if self.step is not None and self.step.name == "k-means":
+            self.step.advance(int(round) - self.step.done, now)
+
+    def _on_sample(self, now: float, bits: int, sample: dict[str, Any] | None) -> None:
+        self.balance = Balance(int(bits), sample)
+
+    def _on_search(self, now: float, queries: int, seconds: float) -> None:
+        self.counters.queries += int(queries)
+        self.searches = self.searches or Searches(now - seconds)
+        self.searches.count(int(queries), seconds, now)
+
+    def fail(self, now: float, where: str, text: str) -> None:
+        self.failures += 1
+        self.counters.failures += 1
+        self.listed_failures.append({"time": round(now, 1), "where": where, "text": text})
+
+    # What workers say
+
+    def work(self, worker: str, event: list[Any], now: float) -> None:
+        """['begin', token, number] or ['end', token, number, state, seconds, facts]."""
+        kind, token, number = event[:3]
+        chunks = self.tasks[token]
+        if kind == "begin":
+            chunks.begin(number, worker)
+            return
+        state, seconds, facts = event[3:6]
+        first = chunks.end(number, worker, state)
+        if state != "done":
+            self.fail(now, f"{chunks.name} {number}", str(facts.get("error", "")))
+        elif first:
+            self._count(chunks, float(seconds), facts, now)
+
+    def _count(self, chunks: Chunks, seconds: float, facts: dict[str, Any], now: float) -> None:
+        rows, *traffic = amounts = [facts.get(kind, 0) for kind in AMOUNTS]
+        for totals in (self.totals, self.counters.tasks):
+            totals.count(chunks.name, "done", seconds, facts)
+        chunks.rows, chunks.nbytes = chunks.rows + rows, chunks.nbytes + sum(traffic)
+        self.rates.add(now, seconds, amounts)
+        self.recent.add(now, seconds, rows, sum(traffic))
+        if self.balance is not None:
+            self.balance.count(facts)
+
+    def lose(self, worker: str, now: float) -> None:
+        """A worker is gone; what it had under way is done again elsewhere."""
+        lost = sum(chunks.lose(worker) for chunks in self.tasks.values())
+        if lost:
+            self.fail(now, worker, f"worker lost with {lost} tasks under way")
+
+    # What is shown
+
+    @property
+    def shown_tasks(self) -> Chunks | None:
+        """The tasks of the map: the newest."""
+        return next(reversed(self.tasks.values()), None)
+
+    def document(self, now: float) -> Document:
+        """All of it as JSON, as it is now or was at the end of the job."""
+        now = now if self.ended is None else self.ended
+        stage, begun = self.open_stages[-1] if self.open_stages else (None, now)
+        totals = self.totals.copy().items()
+        return {
+            "job": {
+                "name": self.name,
+                "status": self.status,
+                "error": self.error,
+                "started": round(self.started, 3),
+                "seconds": round(now - self.started, 2),
+            },
+            "stage": {"name": stage, "seconds": round(now - begun, 2), "finished": list(self.stages)},
+            "step": self.step.document(now) if self.step else None,
+            "speed": self._speed(now),
+            "totals": {name: {"chunks": sums.pop("done"), **sums} for name, sums in totals},
+            "chunks": self.shown_tasks.document() if self.shown_tasks else None,
+            "train": {
+                "loss": thinned(self.loss),
+                "residual": self.residual,
+                "inertia": thinned(self.inertia),
+                "exact_inertia": self.exact_inertia,
+            },
+            "balance": self.balance.document() if self.balance else None,
+            "search": self.searches.document(now) if self.searches else None,
+            "failures": {"count": self.failures, "recent": list(self.listed_failures)},
+        }
+
+    def _speed(self, now: float) -> Document:
+        """Speed now while tasks run, the average of the last tasks afterwards."""
+        tasks = self.shown_tasks
+        runs = tasks is not None and tasks.ended is None and self.ended is None
+        rows, nbytes = self.recent.rates(now) if runs else tasks.average(now) if tasks else (0.0, 0.0)
+        unknown = self.recent.mean_seconds(now) if runs else 0.0  # what runs now is counted when it ends
+        return {
+            "is_average": not runs,
+            "rows_per_second": round(rows, 1),
+            "bytes_per_second": round(nbytes),
+            "bucket_seconds": self.rates.width,
+            "over_time": self.rates.rates(now - unknown),
+        }
 
 
 class WorkerFigures:
     """What one worker has done."""
 
     def __init__(self) -> None:
-        self.window = Window()
+        self.recent = Window()
         self.rows, self.chunks, self.running, self.failures = 0, 0, 0, 0
 
     def hear(self, event: list[Any], now: float) -> None:
@@ -32,8 +323,20 @@ class WorkerFigures:
         if state != "done":
             self.failures += 1
             return
-        self.rows, self.chunks = self.rows + facts.get("rows", 0), self.chunks + 1
-        self.window.add(now, seconds, facts.get("rows", 0), facts.get("read", 0) + facts.get("written", 0))
+        rows, *traffic = (facts.get(kind, 0) for kind in AMOUNTS)
+        self.rows, self.chunks = self.rows + rows, self.chunks + 1
+        self.recent.add(now, seconds, rows, sum(traffic))
+
+    def document(self, now: float) -> Document:
+        rows, nbytes = self.recent.rates(now)
+        return {
+            "rows_per_second": round(rows, 1),
+            "bytes_per_second": round(nbytes),
+            "rows": self.rows,
+            "chunks": self.chunks,
+            "running": self.running,
+            "failures": self.failures,
+        }
 
 
 class State:
@@ -43,58 +346,45 @@ class State:
         self.jobs: dict[str, ObservedJob] = {}
         self.workers: dict[str, WorkerFigures] = {}
         self.counters = Counters()
-        self.drivers: dict[str, str] = {}
-        self.early: dict[str, list[tuple[str, list[Any], float]]] = {}
+        self.early: deque[tuple[str, list[Any], float]] = deque(maxlen=EARLY_EVENTS)
         self.events = 0
 
     def hear(self, message: dict[str, Any], now: float) -> None:
         """A message: {'driver' or 'worker': who, 'events': [...]}; anything else is not ours.
 
-        Events of a driver are [kind, facts, seconds between then and 'sent'], those of a worker are as
-        :meth:`ObservedJob.work` takes them.
+        Events of a driver are [kind, facts, seconds since then], those of a worker are as :meth:`ObservedJob.work`
+        takes them.
         """
-        events = message["events"]
-        self.events += len(events)
+        self.events += len(message["events"])
         if "driver" in message:
-            way = now - message.get("sent", now)
-            now -= way if 0 < way < LATEST_SECONDS else 0.0  # beyond that it is a clock that differs
-            for kind, facts, age in events:
-                self._hear_driver(str(message["driver"]), str(kind), facts, now - age)
-        else:
-            worker = str(message["worker"])
-            figures = self.workers.setdefault(worker, WorkerFigures())
-            for event in events:
-                figures.hear(event, now)
-                self._hear_task(worker, event, now)
+            for kind, facts, age in message["events"]:
+                self._hear_driver(message["driver"], kind, facts, now - age)
+            return
+        worker = message["worker"]
+        figures = self.workers.setdefault(worker, WorkerFigures())
+        for event in message["events"]:
+            figures.hear(event, now)
+            self._hear_task(worker, event, now)
 
     def _hear_driver(self, driver: str, kind: str, facts: dict[str, Any], now: float) -> None:
-        if kind == "job" or driver not in self.jobs:
-            known = self.jobs.get(driver)
-            if known is not None and known.status == "running" and not known.stages and not known.open_stages:
-                known.name = str(facts.get("name", known.name))  # the same job, by a better name
-                return
+        if kind == "job":
             self.jobs.pop(driver, None)
-            self.jobs[driver] = ObservedJob(str(facts.get("name", "a job")), now, self.counters)
-            drop_oldest(self.jobs, KEPT_JOBS)
-            if kind == "job":
-                return
-        self.jobs[driver].hear(kind, facts, now)
+            self.jobs[driver] = ObservedJob(facts["name"], now, self.counters)
+            keep_newest(self.jobs, KEPT_JOBS)
+        elif driver in self.jobs:
+            self.jobs[driver].hear(kind, facts, now)
         if kind == "tasks":
-            token = facts["token"]
-            self.drivers[token] = driver
-            drop_oldest(self.drivers, KEPT_TOKENS)
-            for worker, event, when in self.early.pop(token, []):
-                self.jobs[driver].work(worker, event, when)
+            early = list(self.early)
+            self.early.clear()
+            for entry in early:
+                self._hear_task(*entry)
 
     def _hear_task(self, worker: str, event: list[Any], now: float) -> None:
-        job = self.jobs.get(self.drivers.get(event[1], ""))
-        if job is not None:
+        job = next((job for job in self.jobs.values() if event[1] in job.tasks), None)
+        if job is None:
+            self.early.append((worker, event, now))
+        else:
             job.work(worker, event, now)
-            return
-        early = self.early.setdefault(event[1], [])
-        if len(early) < EARLY_EVENTS:
-            early.append((worker, event, now))
-        drop_oldest(self.early, EARLY_TOKENS)
 
     def lose_worker(self, worker: str, now: float) -> None:
         self.workers.pop(worker, None)
@@ -113,40 +403,20 @@ class State:
         running = [job for job in self.jobs.values() if job.status == "running"]
         return max(running or self.jobs.values(), key=lambda job: job.started, default=None)
 
-    def chunk_counts(self) -> dict[str, int]:
-        """Chunks of the map by state."""
-        tasks = self.job.shown_tasks if self.job is not None else None
-        return dict(zip(STATES, tasks.counts if tasks else [0] * len(STATES), strict=True))
-
-    def snapshot(self, now: float, machines: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    def snapshot(self, now: float, machines: dict[str, Document] | None = None) -> Document:
         """Everything as JSON. ``machines`` tells what the scheduler knows of each worker: name, memory, status."""
-        job = self.job
-        document: dict[str, Any] = {"format": 1, "time": round(now, 3), "events": self.events, "job": None}
-        document["workers"] = self._workers(now, machines or {})
-        if job is None:
-            return document
-        others = [other for other in self.jobs.values() if other is not job]
-        shown = [
-            {"name": other.name, "status": other.status, "step": other.step.document(now) if other.step else None}
-            for other in others
+        machines = machines or {address: {} for address in self.workers}
+        workers = [
+            {"address": address, **self.workers.get(address, WorkerFigures()).document(now), **machine}
+            for address, machine in list(machines.items())[:LISTED_WORKERS]
         ]
-        return {**document, **job.document(now), "others": shown}
-
-    def _workers(self, now: float, machines: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-        listed = []
-        for address in list(machines or self.workers)[:LISTED_WORKERS]:
-            figures = self.workers.get(address) or WorkerFigures()
-            rows, nbytes = figures.window.rates(now)
-            listed.append(
-                {
-                    "address": address,
-                    "rows_per_second": round(rows, 1),
-                    "bytes_per_second": round(nbytes),
-                    "rows": figures.rows,
-                    "chunks": figures.chunks,
-                    "running": figures.running,
-                    "failures": figures.failures,
-                    **machines.get(address, {}),
-                }
-            )
-        return listed
+        shown: Document = {"format": 1, "time": round(now, 3), "events": self.events, "job": None, "workers": workers}
+        job = self.job
+        if job is None:
+            return shown
+        others = [
+            {"name": other.name, "status": other.status, "step": other.step.document(now) if other.step else None}
+            for other in self.jobs.values()
+            if other is not job
+        ]
+        return {**shown, **job.document(now), "others": others}

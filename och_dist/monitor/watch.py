@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 Document = dict[str, Any]
+Styled = list[tuple[str, str]]
+"""Pieces of text, each with its style."""
 
 SECONDS = 1.0
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -28,27 +30,22 @@ LISTED_WORKERS = 16
 
 def show_scheduler(options: ClusterOptions, *, watch: bool, as_json: bool, about: Document | None = None) -> None:
     """Print what runs on a scheduler; with ``watch`` again every second. ``about`` goes into the JSON beside it."""
+    from rich.console import Console
+
+    console = Console()
     with observe(options) as client:
         if as_json:
             print(json.dumps({**(about or {}), "scheduler": read(client)}), flush=True)
         elif not watch:
-            console = _console()
             with console.capture() as drawn:  # rich itself would end the process when nobody reads
                 console.print(render(read(client), console.width))
             print(drawn.get(), end="", flush=True)
         if watch:
             with contextlib.suppress(KeyboardInterrupt):  # the way to end it
-                _watch(client, as_json)
+                _watch(client, console, as_json)
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console()
-
-
-def _watch(client: Client, as_json: bool) -> None:
-    console = _console()
+def _watch(client: Client, console: Console, as_json: bool) -> None:
     if as_json or not console.is_terminal:
         for found in _news(client):
             print(json.dumps({"scheduler": found}) if as_json else one_line(found), flush=True)
@@ -132,83 +129,67 @@ def render(found: Document, width: int = 100) -> RenderableType:
     from rich.panel import Panel
     from rich.text import Text
 
-    job = found.get("job")
+    job, inner = found.get("job"), width - 6
     parts: list[RenderableType] = []
     if not job:
         parts.append(Text("no job has run on this scheduler yet", style="bright_black"))
     else:
-        parts += [_head(found), _bar(found, width - 6), _speed(found, width - 6)]
-        if found["chunks"]:
-            parts.append(_map(found["chunks"], width - 6))
-        if notes := _notes(found):
-            parts.append(notes)
+        lines = [_head(found), _bar(found, inner), _speed(found, inner), _map(found["chunks"], inner), _notes(found)]
+        parts += [Text.assemble(*line) for line in lines if line is not None]
     parts.append(_workers(found.get("workers", [])))
-    if job and found["failures"]["recent"]:
+    if job:
         for entry in found["failures"]["recent"][-3:]:
             parts.append(Text(f"✗ {entry['where']}: {entry['text']}", style="red", overflow="ellipsis", no_wrap=True))
     return Panel(Group(*parts), title="och" if not job else f"och · {job['name']}", padding=(1, 2))
 
 
-def _head(found: Document) -> RenderableType:
-    from rich.text import Text
-
+def _head(found: Document) -> Styled:
     job, stage = found["job"], found["stage"]
     styles = {"running": "bold blue", "done": "bold green", "interrupted": "bold yellow"}
-    text = Text()
-    text.append(job["status"], styles.get(job["status"], "bold red"))
-    text.append(f"  {duration(job['seconds'])}   ", "bright_black")
-    for done in stage["finished"]:
-        text.append(f"{done['stage']} {duration(done['seconds'])}  ", "bright_black")
-    if stage["name"]:
-        text.append(f"{stage['name']} {duration(stage['seconds'])}", "bold")
-    if job["error"]:
-        text.append(f"\n{job['error']}", "red")
-    return text
+    done = "".join(f"{one['stage']} {duration(one['seconds'])}  " for one in stage["finished"])
+    now = f"{stage['name']} {duration(stage['seconds'])}" if stage["name"] else ""
+    return [
+        (job["status"], styles.get(job["status"], "bold red")),
+        (f"  {duration(job['seconds'])}   {done}", "bright_black"),
+        (now, "bold"),
+        (f"\n{job['error']}" if job["error"] else "", "red"),
+    ]
 
 
-def _bar(found: Document, width: int) -> RenderableType:
-    from rich.text import Text
-
+def _bar(found: Document, width: int) -> Styled:
     step = found["step"]
     if not step:
-        return Text()
+        return []
     share = step["progress"] or 0.0
     left = duration(step["eta_seconds"]) if found["job"]["status"] == "running" else "–"
     words = f"  {100 * share:5.1f} %  {step['done']:,} of {step['total']:,}  {left} left"
     room = max(10, width - len(words) - len(step["name"]) - 2)
     full = int(room * share)
-    text = Text(f"{step['name']}  ", style="bold")
-    text.append("━" * full, "green").append("━" * (room - full), "bright_black").append(words, "default")
-    return text
+    bar = [("━" * full, "green"), ("━" * (room - full), "bright_black")]
+    return [(f"{step['name']}  ", "bold"), *bar, (words, "default")]
 
 
-def _speed(found: Document, width: int) -> RenderableType:
-    from rich.text import Text
-
+def _speed(found: Document, width: int) -> Styled:
     speed = found["speed"]
     words = f"{speed['rows_per_second']:,.0f} rows/s   {speed['bytes_per_second'] / 1e6:,.1f} MB/s"
     words += "  (average)   " if speed["is_average"] else "   "
-    text = Text(words, style="bold")
-    return text.append(sparkline(speed["over_time"]["rows"], max(10, width - len(words))), "green")
+    return [(words, "bold"), (sparkline(speed["over_time"]["rows"], max(10, width - len(words))), "green")]
 
 
-def _map(chunks: Document, width: int) -> RenderableType:
+def _map(chunks: Document | None, width: int) -> Styled | None:
     """Counts by state, then at most four lines of cells."""
-    from rich.text import Text
-
-    text = Text()
-    for state, count in chunks["counts"].items():
-        text.append(f"{MARKS[state]} {state} {count:,}   ", COLOURS[state] if count else "bright_black")
-    text.append("\n")
+    if chunks is None:
+        return None
+    drawn = [
+        (f"{MARKS[state]} {state} {count:,}   ", COLOURS[state] if count else "bright_black")
+        for state, count in chunks["counts"].items()
+    ]
     cells = chunks["cells"]
     room = min(len(cells), 4 * width)
     for place in range(room):
-        some = cells[place * len(cells) // room : max(1, (place + 1) * len(cells) // room)]
-        state = _state_of(some)
-        text.append(MARKS[state], COLOURS[state])
-        if (place + 1) % width == 0:
-            text.append("\n")
-    return text
+        state = _state_of(cells[place * len(cells) // room : (place + 1) * len(cells) // room])
+        drawn.append((("" if place % width else "\n") + MARKS[state], COLOURS[state]))
+    return drawn
 
 
 def _state_of(cells: Sequence[Any]) -> str:
@@ -223,10 +204,8 @@ def _state_of(cells: Sequence[Any]) -> str:
     return STATES[counts.index(max(counts))]
 
 
-def _notes(found: Document) -> RenderableType | None:
+def _notes(found: Document) -> list[str] | None:
     """Training, balance and search, a line each where there is any."""
-    from rich.text import Text
-
     lines = []
     train, balance, search = found["train"], found["balance"], found["search"]
     if train["inertia"]:
@@ -245,17 +224,16 @@ def _notes(found: Document) -> RenderableType | None:
         p50, p95 = (None if search[key] is None else 1000 * search[key] for key in ("p50_seconds", "p95_seconds"))
         times = "" if p50 is None or p95 is None else f", p50 {p50:.1f} ms, p95 {p95:.1f} ms"
         lines.append(f"search    {search['queries']:,} queries, {search['queries_per_second']:,.0f} per second{times}")
-    return Text("\n".join(lines)) if lines else None
+    return ["\n".join(lines)] if lines else None
 
 
 def _workers(workers: Sequence[Document]) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
-    for column, justify in (
-        ("worker", "left"), ("running", "right"), ("rows/s", "right"), ("rows", "right"), ("memory", "right"),
-    ):  # fmt: skip
-        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    table.add_column("worker")
+    for column in ("running", "rows/s", "rows", "memory"):
+        table.add_column(column, justify="right")
     for worker in workers[:LISTED_WORKERS]:
         limit = f" of {worker['memory_limit'] / 1e9:.1f}" if worker.get("memory_limit") else ""
         table.add_row(

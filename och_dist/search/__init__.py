@@ -1,4 +1,9 @@
-"""Queries -> neighbours: what is asked, where the codes are, how they are scanned."""
+"""Queries -> neighbours.
+
+questions.py: what is asked, each question a class. placement.py: where the codes are. plan.py: how they are scanned.
+filters.py: which rows may be found. searcher.py brings them together, batch by batch.
+stage.py is 'och search', bucket_tables.py 'och tables'.
+"""
 
 from __future__ import annotations
 

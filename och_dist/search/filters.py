@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from och_dist.cluster import reduce_tasks
 from och_dist.errors import BadInputError, UsageError
-from och_dist.sources import expand, npy_header, open_ids, read_ids
+from och_dist.sources import expand, open_ids, read_ids
 from och_dist.stage import Context
 from och_dist.store import Corpus, CorpusRef, id_keys
 
@@ -67,16 +66,12 @@ class RowSet:
 
 
 def row_set(rows: Any) -> RowSet:
-    """A set of rows from numbers (any order), a ``range`` or ``slice``, a bool mask (n,), or a text like
-    '5,10-20' or '@FILE' (an .npy of numbers or a mask, or a text file)."""
+    """A set of rows from numbers (any order), a ``range``, a bool mask (n,), or a text like '5,10-20' or '@FILE' (an
+    .npy of numbers or a mask, or a text file)."""
     if isinstance(rows, RowSet):
         return rows
     if isinstance(rows, str):
         return _of_file(Path(rows[1:])) if rows.startswith("@") else _of_text(rows)
-    if isinstance(rows, slice):
-        if rows.stop is None or (rows.start or 0) < 0 or rows.stop < 0:
-            raise UsageError(f"{rows} has no end that is a row number; give a start and a stop of at least 0")
-        rows = range(rows.start or 0, rows.stop, rows.step or 1)
     if isinstance(rows, range) and rows.step == 1:
         return _of_ranges(np.array([rows.start]), np.array([rows.stop]))
     array = np.asarray(rows)
@@ -123,27 +118,15 @@ def _of_ranges(starts: np.ndarray, stops: np.ndarray) -> RowSet:
 def _of_file(path: Path) -> RowSet:
     try:
         if path.suffix == ".npy":
-            _require_whole(path)
-            return row_set(np.load(path, allow_pickle=False))
-        rows = path.read_text().split()
-    except BadInputError:
-        raise
+            rows: Any = np.lib.format.open_memmap(path, mode="r")  # no more is allocated than the file has
+        else:
+            words = path.read_text().split()
+            rows = ",".join(words) if words else words
     except (OSError, ValueError, EOFError) as error:
         raise BadInputError(
             f"{path} cannot be read ({error}); give an .npy of rows or a mask, or a text file"
         ) from None
-    return row_set(",".join(rows) if rows else rows)
-
-
-def _require_whole(path: Path) -> None:
-    """An .npy file is as large as its header promises, so that no more than that is allocated."""
-    shape, _, dtype, offset = npy_header(str(path))
-    size, expected = path.stat().st_size, offset + math.prod(shape) * dtype.itemsize
-    if dtype.hasobject or size != expected:
-        raise BadInputError(
-            f"{path} states {dtype} {shape} in {size} bytes; expected {expected} bytes of whole numbers, or of "
-            "one True or False per row: write it again"
-        )
+    return row_set(rows)
 
 
 @dataclass(frozen=True)
@@ -161,6 +144,12 @@ class Selection:
         for part in (self.only, self.without):
             if part is not None and part.stop > rows:
                 raise UsageError(f"row {part.stop - 1} does not exist; the index has rows 0 to {rows - 1}")
+
+    def share(self, rows: int) -> float:
+        """About what share of ``rows`` rows it leaves; above 0."""
+        chosen = rows if self.only is None else self.only.count
+        dropped = 0 if self.without is None else self.without.count
+        return max(chosen - dropped, 1) / max(1, rows)
 
     def within(self, start: int, stop: int) -> Selection:
         """What concerns the rows [start, stop)."""
@@ -197,46 +186,38 @@ def selection(only: Any = None, without: Any = None) -> Selection:
     return Selection(*(None if rows is None else row_set(rows) for rows in (only, without)))
 
 
-@dataclass(frozen=True)
-class FindIds:
-    """Look for ids among rows [start, stop) of a corpus."""
-
-    corpus: CorpusRef
-    start: int
-    stop: int
-
-
-def find_ids(task: FindIds, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(places in ``keys`` (m,), which ascend, and global rows) of the keys that rows [start, stop) have."""
-    places, rows = [], []
-    for first, block in task.corpus.open().id_blocks(task.start, task.stop):
+def find_ids(corpus: CorpusRef, rows: tuple[int, int], keys: np.ndarray) -> np.ndarray:
+    """(2, m) int64: places in ``keys``, which ascend, and the global rows that have these keys, among rows
+    [start, stop) of a corpus."""
+    found = [np.empty((2, 0), np.int64)]
+    for first, block in corpus.open().id_blocks(*rows):
         theirs = id_keys(block)
         near = np.minimum(np.searchsorted(keys, theirs), len(keys) - 1)
         hit = np.flatnonzero(keys[near] == theirs)
-        places.append(near[hit])
-        rows.append(hit + first)
-    return np.concatenate(places), np.concatenate(rows)
-
-
-def join_places(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """(places, values) that several tasks found."""
-    return np.concatenate([places for places, _ in parts]), np.concatenate([values for _, values in parts])
+        found.append(np.stack([near[hit], hit + first]))
+    return np.concatenate(found, axis=1)
 
 
 def find_rows(corpus: Corpus, ids: Any, context: Context | None = None) -> np.ndarray:
     """Global rows (m,) int64 of ``ids`` (m,), in their order; :class:`UsageError` names those that are unknown."""
     if corpus.ids is None:
         raise UsageError(f"{corpus.url} has no ids; give row numbers, or make it anew with 'och ingest --ids'")
-    keys = _keys(_given(ids) if isinstance(ids, str) else ids, corpus)
+    keys = _keys(ids, corpus)
     if not len(keys):
         return np.empty(0, np.int64)
     wanted, order = np.unique(keys, return_inverse=True)
-    tasks = [FindIds(corpus.ref, start, stop) for start, stop in corpus.partitions()]
-    client = (context or Context()).client
-    places, found = reduce_tasks(find_ids, tasks, join_places, client=client, name="find_ids", shared=wanted)
+    places, found = reduce_tasks(
+        partial(find_ids, corpus.ref),
+        corpus.partitions(),
+        partial(np.concatenate, axis=1),
+        client=(context or Context()).client,
+        name="find_ids",
+        shared=wanted,
+    )
     rows = np.full(len(wanted), -1, np.int64)
     rows[places] = found
-    if len(unknown := wanted[rows < 0].tolist()):
+    unknown = wanted[rows < 0].tolist()
+    if unknown:
         listed = ", ".join(repr(key.decode() if isinstance(key, bytes) else key) for key in unknown[:LISTED])
         raise UsageError(
             f"{len(unknown)} ids are unknown to {corpus.url}: {listed}{', ...' * (len(unknown) > LISTED)}; "
@@ -252,25 +233,22 @@ def read_id_list(path: str) -> np.ndarray:
     return keys if source.kind == "int64" else np.strings.decode(keys, "utf-8")
 
 
-def _given(text: str) -> Any:
-    """Ids as one text: separated by commas, or '@FILE'."""
-    if text.startswith("@"):
-        return read_id_list(text[1:])
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
 def _keys(ids: Any, corpus: Corpus) -> np.ndarray:
-    """Ids that a user gives, as keys of the kind that the corpus has; text of whole numbers will do for these."""
+    """Ids that a user gives, also as text, 'a,b' or '@FILE', as keys of the kind that the corpus has."""
+    if isinstance(ids, str):
+        words = (word.strip() for word in ids.split(","))
+        ids = read_id_list(ids[1:]) if ids.startswith("@") else [word for word in words if word]
     values = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
     if not values.size:
         return np.empty(0, np.int64)
-    if corpus.ids == "int64" and values.dtype.kind == "U":
+    text = values.dtype.kind == "U"
+    if text and corpus.ids == "string" and values.ndim == 1:
+        return np.strings.encode(values, "utf-8")
+    if text and corpus.ids == "int64":
         with contextlib.suppress(ValueError, OverflowError):
             values = values.astype(np.int64)
-    if corpus.ids == "string" and values.dtype.kind == "U" and values.ndim == 1:
-        return np.strings.encode(values, "utf-8")
     whole = values.dtype.kind in "iu" and values.ndim == 1 and int(values.max()) <= np.iinfo(np.int64).max
-    if corpus.ids == "int64" and whole:
+    if whole and corpus.ids == "int64":
         return values.astype(np.int64)
     expected = "strings" if corpus.ids == "string" else "whole numbers of 64 bits"
     raise UsageError(f"ids are {values.dtype} of shape {values.shape}, but {corpus.url} has {expected}; give such ids")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,6 @@ import numpy as np
 from och_dist.cluster import (
     ask_values,
     begin_asking,
-    derive_values,
     hold_values,
     reduce_tasks,
     usable_cores,
@@ -42,13 +41,21 @@ HELD_SHARE = 0.4
 
 MAX_PARTITION_BYTES = 256 << 20
 STREAM_BYTES = 16 << 20
+"""Codes that a thread has in memory at a time where they are not held."""
+
 MAX_TASKS = 512
 KEPT_SELECTIONS = 4
 """Choices of rows whose flags stay on the workers: many searches with one :class:`RowSet` build them once."""
 
 FEW_ROWS = 1 << 22
+"""A single query of fewer codes is not shared among threads."""
+
 COPIED_BYTES = 64 << 20
+"""An index of at most so many bytes is held whole by every worker."""
+
 FEW_QUERIES = 64
+"""So many queries at least make it worth while to ask another copy."""
+
 FEW_ANSWERS = 32
 """Up to so many threads of workers are asked at once and answer this process; more are merged on the way, by tasks."""
 
@@ -64,12 +71,11 @@ Advance = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Partition:
-    """Adjoining chunks of an index version."""
+    """Adjoining chunks of an index version, and their bucket tables where a search is to use them."""
 
     index: IndexRef
     chunks: tuple[CodeChunk, ...]
     tables: TablePartition | None = None
-    """Its bucket tables, where a search is to use them."""
 
     @property
     def start(self) -> int:
@@ -85,16 +91,12 @@ def laid_out_bytes(index: Index) -> int:
     return index.stored_rows * code_bytes(index.bits)
 
 
-def partitions_of(index: Index, at_least: int, most_bytes: int = MAX_PARTITION_BYTES) -> list[Partition]:
-    """All chunks in ``at_least`` partitions of similar size (as far as there are chunks), none over ``most_bytes``."""
-    count = max(at_least, -(-laid_out_bytes(index) // most_bytes), 1)
+def partitions_of(index: Index, at_least: int, most_bytes: int | None = None) -> list[Partition]:
+    """All chunks in ``at_least`` partitions of similar size (as far as there are chunks), none much over
+    ``most_bytes`` (MAX_PARTITION_BYTES)."""
+    count = max(at_least, -(-laid_out_bytes(index) // (most_bytes or MAX_PARTITION_BYTES)), 1)
     cuts = np.linspace(0, len(index.chunks), min(count, len(index.chunks)) + 1).astype(int).tolist()
     return [Partition(index.ref, index.chunks[low:high]) for low, high in itertools.pairwise(cuts)]
-
-
-def with_tables(index: Index, parts: Sequence[TablePartition]) -> list[Partition]:
-    """Partitions of an index as its bucket tables cut it."""
-    return [Partition(index.ref, part.chunks, None if part.layout is None else part) for part in parts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +115,11 @@ class HeldCodes:
         held = (self.block, self.row_numbers, self.live, self.tables)
         return sum(part.nbytes for part in held if part is not None)
 
-    @property
-    def where(self) -> dict[str, Any]:
-        """How the kernels are told about row numbers and deleted rows."""
-        return {"first_row": self.start, "row_numbers": self.row_numbers, "live": self.live}
+    def numbered(self, rows: np.ndarray) -> np.ndarray:
+        """The numbers in the index of ``rows`` of the block; -1, where nothing was found, stays."""
+        numbers = rows + self.start if self.row_numbers is None else self.row_numbers[rows]
+        numbers[rows < 0] = -1
+        return numbers
 
     def selected(self, selection: Selection) -> HeldCodes:
         """The same codes, of which only selected ones are live."""
@@ -129,14 +132,15 @@ class HeldCodes:
         """The same codes in about ``count`` parts, without copies; bucket tables are not taken apart."""
         if self.tables is not None or count == 1:
             return [self]
-        step = max(64, -(-self.block.n // (64 * count)) * 64)
-        return [self._part(low, min(low + step, self.block.n)) for low in range(0, self.block.n, step)]
-
-    def _part(self, low: int, high: int) -> HeldCodes:
-        numbers, live = (None if part is None else part[low:high] for part in (self.row_numbers, self.live))
-        start = self.start + low if numbers is None else int(numbers[0])
-        stop = self.start + high if numbers is None else int(numbers[-1]) + 1
-        return HeldCodes(self.block.part(low, high), start, stop, numbers, live)
+        step, parts = max(64, -(-self.block.n // (64 * count)) * 64), []
+        for low in range(0, self.block.n, step):
+            high = min(low + step, self.block.n)
+            numbers, live = (None if values is None else values[low:high] for values in (self.row_numbers, self.live))
+            start, stop = self.start + low, self.start + high
+            if numbers is not None:
+                start, stop = int(numbers[0]), int(numbers[-1]) + 1
+            parts.append(HeldCodes(self.block.part(low, high), start, stop, numbers, live))
+        return parts
 
     def packed(self) -> np.ndarray:
         """The codes (n, bytes) uint8 as they are stored."""
@@ -147,20 +151,20 @@ class HeldCodes:
 def load_partition(partition: Partition) -> HeldCodes:
     """Read and check the codes of a partition and lay them out."""
     index, chunks = partition.index.open(), partition.chunks
-    codes = [np.empty((0, -(-index.bits // 8)), np.uint8), *(index.read(chunk) for chunk in chunks)]
-    numbers, lives = [index.row_numbers(chunk) for chunk in chunks], [index.live(chunk) for chunk in chunks]
-    row_numbers = live = None
-    if any(part is not None for part in numbers):
-        filled = zip(chunks, numbers, strict=True)
-        row_numbers = np.concatenate([np.arange(c.start, c.stop) if part is None else part for c, part in filled])
-    if any(part is not None for part in lives):
-        sizes = map(len, codes[1:])
-        live = np.concatenate(
-            [np.ones(n, bool) if part is None else part for n, part in zip(sizes, lives, strict=True)]
-        )
-    block = lay_out(np.concatenate(codes), index.bits)
+    codes = [index.read(chunk) for chunk in chunks]
+    numbers = _joined(map(index.row_numbers, chunks), lambda i: np.arange(chunks[i].start, chunks[i].stop))
+    live = _joined(map(index.live, chunks), lambda i: np.ones(len(codes[i]), bool))
+    block = lay_out(np.concatenate([np.empty((0, -(-index.bits // 8)), np.uint8), *codes]), index.bits)
     tables = None if partition.tables is None else open_tables(index, partition.tables, block)
-    return HeldCodes(block, partition.start, partition.stop, row_numbers, live, tables)
+    return HeldCodes(block, partition.start, partition.stop, numbers, live, tables)
+
+
+def _joined(parts: Iterable[np.ndarray | None], usual: Callable[[int], np.ndarray]) -> np.ndarray | None:
+    """Parts as one array, ``usual(i)`` where part i is None; None if all are."""
+    found = list(parts)
+    if all(part is None for part in found):
+        return None
+    return np.concatenate([usual(i) if part is None else part for i, part in enumerate(found)])
 
 
 def answer_in_turn(question: Question, parts: Iterable[HeldCodes], queries: QueryBatch) -> Any:
@@ -172,52 +176,40 @@ def answer_in_turn(question: Question, parts: Iterable[HeldCodes], queries: Quer
     return best
 
 
-class Placement(ABC):
-    """Codes of an index at some place, which answer questions."""
-
-    @abstractmethod
-    def start(
-        self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance | None = None
-    ) -> Answer:
-        """Ask all codes; the answer waits for them. ``advance`` hears of the queries that are done, once of each."""
-
-    def close(self) -> None:  # noqa: B027
-        """Let go of what is held, if anything; another question would load it again."""
-
-
-class Held(Placement):
+class Held(ABC):
     """Codes in memory, which are asked long batches in pieces; the next is under way while one is awaited."""
 
     def __init__(self, index: Index, partitions: Sequence[Partition]) -> None:
         self.stored_rows, self.partitions = index.stored_rows, partitions
         self._loading = threading.Lock()
 
-    @abstractmethod
-    def _start(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
-        """As :meth:`start`, all queries at once."""
-
     def start(
         self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance | None = None
     ) -> Answer:
-        size = max(LEAST_QUERIES, MOST_PAIRS // max(1, self.stored_rows))
-        pieces = [queries[start : start + size] for start in range(0, max(1, len(queries)), size)]
-        first = self._start(question, pieces[0], selection)
+        """Ask all codes; the answer waits for them. ``advance`` hears of the queries that are done, once of each."""
+        pieces = queries.cut(max(LEAST_QUERIES, MOST_PAIRS // max(1, self.stored_rows)))
+        first = self._start_piece(question, pieces[0], selection)
 
-        def answers() -> Iterator[Any]:
-            following = first
+        def answer() -> Any:
+            begun, parts = first, []
             for number, piece in enumerate(pieces, 1):
-                answer = following
+                current = begun
                 if number < len(pieces):
-                    following = self._start(question, pieces[number], selection)
-                yield answer()
+                    begun = self._start_piece(question, pieces[number], selection)
+                parts.append(current())
                 if advance is not None:
                     advance(len(piece))
-
-        def answer_all() -> Any:
-            parts = list(answers())
             return parts[0] if len(parts) == 1 else question.join(parts)
 
-        return answer_all
+        return answer
+
+    @abstractmethod
+    def _start_piece(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
+        """As :meth:`start`, all queries at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the codes; another question would load them again."""
 
 
 class HeldHere(Held):
@@ -237,23 +229,23 @@ class HeldHere(Held):
 
     @cached_property
     def shares(self) -> list[HeldCodes]:
-        """The codes cut for few queries, which all threads share."""
+        """The codes cut for few queries, which all threads share. A batch would be slower by it: 10 % with k = 1000."""
         return [part for codes in self.codes for part in codes.cut(self.threads if codes.block.n >= FEW_ROWS else 1)]
 
-    def _start(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
+    def _start_piece(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
+        return partial(self._answer, question, queries, selection)
+
+    def _answer(self, question: Question, queries: QueryBatch, selection: Selection) -> Any:
         few = len(queries) < self.threads and not selection
         with self._loading:
-            codes = self.shares if few else self.codes
-        return lambda: self._answer(question, queries, [part.selected(selection) for part in codes], few)
-
-    def _answer(self, question: Question, queries: QueryBatch, codes: list[HeldCodes], few: bool) -> Any:
+            held = self.shares if few else self.codes
+        codes = [part.selected(selection) for part in held]
         if self.threads == 1 or (few and len(codes) == 1):
             return answer_in_turn(question, codes, queries)
         if few:
             return question.combine(list(self.pool.map(lambda part: question.chunk(part, queries), codes)))
-        size = max(1, -(-len(queries) // self.threads))
-        tiles = [queries[i : i + size] for i in range(0, max(1, len(queries)), size)]
-        return question.join(list(self.pool.map(lambda tile: answer_in_turn(question, codes, tile), tiles)))
+        tiles = queries.cut(-(-len(queries) // self.threads))
+        return question.join(list(self.pool.map(partial(answer_in_turn, question, codes), tiles)))
 
     def close(self) -> None:
         with self._loading:
@@ -277,7 +269,7 @@ class HeldOnWorkers(Held):
         self._held: list[Future] | None = None
         self._selected: dict[Selection, list[Future]] = {}
         self._turn = itertools.count()
-        self._uneven = self._apart = False
+        self._disturbed = False  # a worker was lost since the codes are held
 
     def _futures(self, selection: Selection) -> list[Future]:
         """The held codes, of which ``selection`` is live."""
@@ -289,48 +281,45 @@ class HeldOnWorkers(Held):
                 return self._held
             if selection not in self._selected:
                 parts = [selection.within(part.start, part.stop) for part in self.partitions]
-                chosen = derive_values(HeldCodes.selected, self._held, parts, client=client, name="select_codes")
+                chosen = hold_values(HeldCodes.selected, self._held, parts, client=client, name="select_codes")
                 for oldest in list(self._selected)[: 1 - KEPT_SELECTIONS]:
                     del self._selected[oldest]
                 self._selected[selection] = chosen
             return self._selected[selection]
 
-    def _start(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
-        self._spread_again()
+    def _start_piece(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
+        if self._disturbed and self.copies and len(self.client.nthreads()) >= len(self.partitions):
+            self.close()  # one worker holds several copies; there are enough workers again to hold them anew
         futures = self._futures(selection)
-        payloads, merge_all = [queries] * len(futures), question.combine
+        payloads, merge = [queries] * len(futures), question.combine
         if self.copies:
-            size = max(FEW_QUERIES, -(-len(queries) // len(futures)))
-            payloads = [queries[i : i + size] for i in range(0, max(1, len(queries)), size)]
-            merge_all, turn = question.join, next(self._turn)
+            payloads, merge = queries.cut(max(FEW_QUERIES, -(-len(queries) // len(futures)))), question.join
+            turn = next(self._turn)
             futures = [futures[(turn + i) % len(futures)] for i in range(len(payloads))]
+        ask_by_tasks = partial(self._ask_by_tasks, question, futures, payloads, merge)
         if self.threads > FEW_ANSWERS or not all(future.done() for future in futures):
-            return self._scheduled(question, futures, payloads, merge_all)
-        merge = None if self.copies or self._apart else question.combine
-        finish = ask_values(question.chunk, futures, payloads, client=self.client, merge=merge)
+            return ask_by_tasks()
+        # After a loss two workers may hold one partition for a while: then each partition answers for itself.
+        merge_on_worker = None if self.copies or self._disturbed else question.combine
+        finish = ask_values(question.chunk, futures, payloads, client=self.client, merge=merge_on_worker)
 
         def answer() -> Any:
             parts = finish()
             if parts is not None:
-                return merge_all(parts)
-            self._uneven, self._apart = self.copies, True  # two workers may hold one partition for a while
-            return self._scheduled(question, futures, payloads, merge_all)()
+                return merge(parts)
+            self._disturbed = True
+            return ask_by_tasks()()
 
         return answer
 
-    def _spread_again(self) -> None:
-        """After a loss one worker holds several copies; hold them anew as soon as there are enough workers."""
-        if self._uneven and len(self.client.nthreads()) >= len(self.partitions):
-            self._uneven = False
-            self.close()
-
-    def _scheduled(
+    def _ask_by_tasks(
         self, question: Question, futures: list[Future], payloads: list[QueryBatch], merge: Callable[..., Any]
     ) -> Answer:
+        """Slower, but the answer comes whatever happens to the workers."""
+        nbytes = sum(payload.nbytes for payload in payloads)
         finish = begin_asking(
-            question.chunk, futures, payloads, merge, client=self.client, name="search_codes",
-            nbytes=sum(payload.nbytes for payload in payloads),
-        )  # fmt: skip
+            question.chunk, futures, payloads, merge, client=self.client, name="search_codes", nbytes=nbytes
+        )
 
         def answer() -> Any:
             try:
@@ -342,9 +331,8 @@ class HeldOnWorkers(Held):
         return answer
 
     def close(self) -> None:
-        """Let the workers forget the codes."""
         with self._loading:
-            self._held, self._apart = None, False
+            self._held, self._disturbed = None, False
             self._selected.clear()
 
 
@@ -355,25 +343,21 @@ class SearchPartition:
     partition: Partition
     question: Question
     selection: Selection
-    share: int = 0
+    share: int
     """Of the queries, so many count as done when it is."""
 
 
 def search_partition(task: SearchPartition, queries: QueryBatch) -> Any:
     """The answer of a partition that is not held: at most STREAM_BYTES of codes are in memory at a time."""
-    pieces = pieces_of(task.partition)
+    partition = task.partition
+    index, chunks = partition.index.open(), partition.chunks
+    rows = STREAM_BYTES // -(-index.bits // 8)
+    size = max(1, rows // max(1, chunks[0].stop - chunks[0].start))
+    pieces = (Partition(partition.index, chunks[i : i + size]) for i in range(0, len(chunks), size))
     return answer_in_turn(task.question, (load_partition(piece).selected(task.selection) for piece in pieces), queries)
 
 
-def pieces_of(partition: Partition) -> list[Partition]:
-    """The chunks of a partition in pieces of about STREAM_BYTES of codes."""
-    index, chunks = partition.index.open(), partition.chunks
-    rows = max(1, STREAM_BYTES // -(-index.bits // 8))
-    size = max(1, rows // max(1, chunks[0].stop - chunks[0].start))
-    return [Partition(partition.index, chunks[i : i + size]) for i in range(0, len(chunks), size)]
-
-
-class ReadEachTime(Placement):
+class ReadEachTime:
     """Codes that do not fit in memory: every batch of queries reads them, by partition, here or on the workers."""
 
     def __init__(self, index: Index, client: Client | None, threads: int) -> None:
@@ -383,28 +367,41 @@ class ReadEachTime(Placement):
     def start(
         self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance | None = None
     ) -> Answer:
+        """As :meth:`Held.start`; ``advance`` hears of a share of the queries after each partition."""
         shares = np.diff(np.linspace(0, len(queries), len(self.partitions) + 1).astype(int)).tolist()
         tasks = [
             SearchPartition(part, question, selection.within(part.start, part.stop), share)
             for part, share in zip(self.partitions, shares, strict=True)
         ]
-        return lambda: self._answer(tasks, question, queries, advance)
 
-    def _answer(
-        self, tasks: list[SearchPartition], question: Question, queries: QueryBatch, advance: Advance | None
-    ) -> Any:
-        if self.client is not None or self.threads == 1:
-            return reduce_tasks(
-                search_partition, tasks, question.combine, client=self.client, name="search_partition",
-                shared=queries, advance=advance, weight=lambda task: task.share,
-            )  # fmt: skip
-        best: Any = None
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="och-search") as pool:
-            for task, part in zip(tasks, pool.map(lambda task: search_partition(task, queries), tasks), strict=True):
-                best = part if best is None else question.combine([best, part])
-                if advance is not None:
-                    advance(task.share)
-        return best
+        def answer() -> Any:
+            if self.client is not None or self.threads == 1:
+                return reduce_tasks(
+                    search_partition,
+                    tasks,
+                    question.combine,
+                    client=self.client,
+                    name="search_partition",
+                    shared=queries,
+                    advance=advance,
+                    weight=lambda task: task.share,
+                )
+            best: Any = None
+            with ThreadPoolExecutor(self.threads, thread_name_prefix="och-search") as pool:
+                parts = pool.map(lambda task: search_partition(task, queries), tasks)
+                for task, part in zip(tasks, parts, strict=True):
+                    best = part if best is None else question.combine([best, part])
+                    if advance is not None:
+                        advance(task.share)
+            return best
+
+        return answer
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+Placement = Held | ReadEachTime
 
 
 @dataclass(frozen=True)
@@ -440,8 +437,9 @@ def place_codes(index: Index, capacity: Capacity, *, resident: bool | None) -> P
     if not index.live_rows:
         return HeldHere(index, [Partition(index.ref, ())], 1)
     if not (size <= capacity.memory if resident is None else resident):
-        return ReadEachTime(index, client, threads if client is None else 1)
-    few = 1 < workers == threads <= FEW_ANSWERS  # a worker with many threads would use one of them
-    if client is not None and few and size <= COPIED_BYTES and size * workers <= capacity.memory:
+        return ReadEachTime(index, client, threads)
+    # Where a worker has several threads, it would search a copy by one of them.
+    one_thread_each = 1 < workers == threads <= FEW_ANSWERS
+    if client is not None and one_thread_each and size <= min(COPIED_BYTES, capacity.memory // workers):
         return HeldOnWorkers(index, partitions_of(index, 1) * workers, client, threads, copies=True)
     return hold(index, partitions_of(index, 1 if client is None else threads), capacity)

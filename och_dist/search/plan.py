@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import comb, log
+from math import comb, inf, log
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -21,7 +21,7 @@ from och_dist.errors import UsageError
 from och_dist.kernels.buckets import ALLOWANCE, COSTS, Costs, cut_bits, read_substring
 from och_dist.kernels.packing import code_words
 from och_dist.search.filters import Selection
-from och_dist.search.placement import Capacity
+from och_dist.search.placement import Capacity, laid_out_bytes
 from och_dist.search.questions import QueryBatch, Question
 from och_dist.store import Index, TablePartition, find_tables
 
@@ -44,21 +44,17 @@ NEAREST = 32
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The method to use, why, and the predicted nanoseconds of one query by either."""
+class Prediction:
+    """Nanoseconds of an average query by a flat scan and by tables, and the expected k-th distance (or the radius)."""
 
-    method: SearchMethod
-    reason: str
-    flat: float = 0.0
-    multi_index: float = 0.0
+    flat: float
+    multi_index: float
+    reach: float
 
-
-@dataclass(frozen=True)
-class PlannedPartition:
-    """A partition as the planner sees it: its rows, and its substrings (0: it has no tables)."""
-
-    rows: int
-    substrings: int
+    @property
+    def method(self) -> SearchMethod:
+        """The faster of the two."""
+        return "multi-index" if self.multi_index < MARGIN * self.flat else "flat"
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +64,7 @@ class Sample:
     codes: np.ndarray
     queries: np.ndarray
     n_bits: int
+    _steps: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     @cached_property
     def distances(self) -> np.ndarray:
@@ -77,13 +74,6 @@ class Sample:
         for j in range(words.shape[1]):
             found += np.bitwise_count(queries[:, j, None] ^ words[None, :, j])
         return np.sort(found, axis=1)
-
-    def substring_counts(self, start: int, width: int) -> np.ndarray:
-        """(q, width + 1): codes of the sample at each distance from a query's substring."""
-        codes = read_substring(code_words(self.codes), start, width)
-        queries = read_substring(code_words(self.queries), start, width)
-        values = np.bitwise_count(queries[:, None] ^ codes[None, :])
-        return np.stack([np.bincount(own, minlength=width + 1) for own in values])
 
     def expected_distance(self, k: int, rows: int) -> np.ndarray:
         """(q,) where the k-th of ``rows`` codes like these is expected.
@@ -102,83 +92,74 @@ class Sample:
         growth = np.log(near[:, -1:] / near).mean(axis=1)
         return np.maximum(near[:, -1] * (rank / nearest) ** np.maximum(growth, 1e-3) - 0.5, 0.0)
 
+    def steps(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Each step of a search by tables of ``count`` substrings, nearest first: look-ups (steps,), and the share of
+        the codes that lie in the buckets (q, steps)."""
+        if count not in self._steps:
+            tables = []
+            for start, width in zip(*cut_bits(self.n_bits, count), strict=True):
+                codes, queries = (read_substring(code_words(part), start, width) for part in (self.codes, self.queries))
+                distances = np.bitwise_count(queries[:, None] ^ codes)
+                found = np.stack([np.bincount(own, minlength=width + 1) for own in distances])
+                tables.append((int(width), found / max(1, len(codes))))
+            places = [divmod(step, count) for step in range(self.n_bits + 1)]
+            lookups = np.array([comb(tables[a][0], weight) for weight, a in places], float)
+            shares = np.stack([tables[a][1][:, weight] for weight, a in places], axis=1)
+            self._steps[count] = lookups, shares
+        return self._steps[count]
+
+    def table_cost(self, count: int, rows: int, reach: np.ndarray, k: int | None, costs: Costs) -> np.ndarray:
+        """(q,) nanoseconds of queries that must look as far as ``reach`` (q,) in tables of ``rows`` codes."""
+        lookups, shares = self.steps(count)
+        # A search ends with the first step at or beyond the k-th distance; one between two distances goes part way.
+        taken = np.clip(reach[:, None] + 1.0 - np.arange(self.n_bits + 1), 0.0, 1.0)
+        lookups, met = taken * lookups, taken * shares * rows
+        codes = met.sum(axis=1)
+        groups = np.minimum(lookups, met).sum(axis=1) + codes / 64
+        if k is None:
+            within = [np.searchsorted(own, far, "right") for own, far in zip(self.distances, reach, strict=True)]
+            matches = np.array(within) / max(1, len(self.codes)) * rows
+        else:
+            matches = k * (2.0 + 2.0 * np.log(np.maximum(codes / max(k, 1), 1.0)))
+        return lookups.sum(axis=1) * costs.lookup + groups * costs.of_group(self.n_bits) + matches * costs.match
+
 
 def predict(
     sample: Sample,
-    tables: Sequence[PlannedPartition],
+    tables: Sequence[tuple[int, int]],
     *,
     k: int | None = None,
-    radius: int | None = None,
+    radius: int = 0,
     n_queries: int = 1000,
     costs: Costs = COSTS,
-) -> tuple[float, float, float]:
-    """Nanoseconds of an average query by a flat scan and by tables, and the expected k-th distance (or the radius).
+) -> Prediction:
+    """What queries for ``k`` neighbours, or for all within ``radius``, cost.
 
-    Partitions are searched in order; each begins with the k-th distance of those before.
+    ``tables`` are (rows, substrings) of each partition, 0 substrings where it has no tables. Partitions are searched
+    in order; each begins with the k-th distance of those before.
     """
-    flat = np.zeros(len(sample.queries))
-    multi = np.zeros(len(sample.queries))
-    reach, rows, counts = np.zeros(len(sample.queries)), 0, {}
-    for table in tables:
-        rows += table.rows
-        reach = np.full(len(flat), float(radius or 0)) if k is None else sample.expected_distance(k, rows)
-        scan = costs.of_scan(sample.n_bits, table.rows, n_queries)
+    flat, multi, reach = np.zeros((3, len(sample.queries)))
+    seen = 0
+    for rows, substrings in tables:
+        seen += rows
+        reach = np.full(len(flat), float(radius)) if k is None else sample.expected_distance(k, seen)
+        scan = costs.of_scan(sample.n_bits, rows, n_queries)
         flat += scan
-        if table.substrings == 0:
+        if substrings == 0:
             multi += scan
             continue
-        if table.substrings not in counts:
-            counts[table.substrings] = _Substrings(sample, table.substrings)
-        spent = counts[table.substrings].cost(table.rows, reach, k, costs)
-        allowed = ALLOWANCE * costs.of_scan(sample.n_bits, table.rows)
+        spent = sample.table_cost(substrings, rows, reach, k, costs)
+        allowed = ALLOWANCE * costs.of_scan(sample.n_bits, rows)
         multi += costs.query + np.where(spent <= allowed, spent, allowed + scan)
-    return float(flat.mean()), float(multi.mean()), float(reach.mean())
+    return Prediction(float(flat.mean()), float(multi.mean()), float(reach.mean()))
 
 
-class _Substrings:
-    """What a sample says of tables of ``count`` substrings: look-ups and codes met up to each step of a search."""
-
-    def __init__(self, sample: Sample, count: int) -> None:
-        starts, widths = cut_bits(sample.n_bits, count)
-        per_table = [sample.substring_counts(start, int(width)) for start, width in zip(starts, widths, strict=True)]
-        steps = [(step // count, step % count) for step in range(sample.n_bits + 1)]
-        self.n_bits, size = sample.n_bits, max(1, len(sample.codes))
-        self.lookups = np.array([comb(int(widths[a]), weight) for weight, a in steps], float)
-        self.shares = np.stack([per_table[a][:, weight] for weight, a in steps], axis=1) / size  # (q, steps)
-        every = np.arange(sample.n_bits + 1)
-        self.within = np.stack([np.searchsorted(own, every, "right") for own in sample.distances]) / size
-
-    def cost(self, rows: int, reach: np.ndarray, k: int | None, costs: Costs) -> np.ndarray:
-        """(q,) nanoseconds of queries that must look as far as ``reach`` (q,)."""
-        # A search ends with the first step at or beyond the k-th distance; one between two distances goes part way.
-        steps = np.clip(reach[:, None] + 1.0 - np.arange(self.n_bits + 1), 0.0, 1.0)
-        met = steps * self.shares * rows
-        filled = np.minimum(steps * self.lookups, met)
-        groups = filled.sum(axis=1) + met.sum(axis=1) / 64
-        met_in_all = met.sum(axis=1)
-        if k is None:
-            place = np.clip(reach.astype(int), 0, self.n_bits)
-            matches = self.within[np.arange(len(reach)), place] * rows
-        else:
-            matches = k * (2.0 + 2.0 * np.log(np.maximum(met_in_all / max(k, 1), 1.0)))
-        lookups = (steps * self.lookups).sum(axis=1)
-        return lookups * costs.lookup + groups * costs.of_group(self.n_bits) + matches * costs.match
-
-
-def sample_codes(index: Index) -> np.ndarray:
-    """At most SAMPLE_ROWS packed codes (s, bytes) of a few chunks from all over the index."""
+def sample_codes(index: Index, most: int = SAMPLE_ROWS) -> np.ndarray:
+    """At most ``most`` packed codes (s, bytes) of a few chunks from all over the index."""
     places = np.unique(np.linspace(0, len(index.chunks) - 1, SAMPLE_CHUNKS).astype(int))
     blocks = [index.read(index.chunks[place]) for place in places]
-    step = max(1, -(-sum(map(len, blocks)) // SAMPLE_ROWS))
+    step = max(1, -(-sum(map(len, blocks)) // most))
     return np.concatenate([block[::step] for block in blocks])
-
-
-def make_plan(flat: float, multi: float, reach: float, *, rows: int, bits: int, k: int | None) -> Plan:
-    """The faster of the two, and a sentence that says so."""
-    method: SearchMethod = "multi-index" if multi < MARGIN * flat else "flat"
-    what = f"neighbour {k} of" if k is not None else "the radius among"
-    times = f"about {_milliseconds(multi)} a query by bucket tables, {_milliseconds(flat)} by a flat scan"
-    return Plan(method, f"{times} ({what} {rows} codes is at distance {reach:.0f} of {bits})", flat, multi)
 
 
 def _milliseconds(nanoseconds: float) -> str:
@@ -189,21 +170,22 @@ class Planner:
     """Decides for each search of an index whether bucket tables answer it; ``reason`` says why, or why not.
 
     Tables that are not loaded yet must earn it: they are taken once what they would have saved exceeds their loading.
-    They may take ``memory`` bytes. Codes that are not ``held`` leave no room for tables either.
+    They may take the memory that the codes leave, or any if the codes are to be ``resident``. Codes that are not
+    ``held`` leave no room for tables either.
     """
 
     def __init__(
-        self, index: Index, method: SearchMethod, capacity: Capacity, *, held: bool, memory: int | None
+        self, index: Index, method: SearchMethod, capacity: Capacity, *, held: bool, resident: bool | None
     ) -> None:
         if method not in get_args(SearchMethod):
             raise UsageError(f"method {method!r} is not known; use one of {', '.join(get_args(SearchMethod))}")
-        self.index, self.method, self.held, self.memory = index, method, held, memory
-        self.capacity = capacity
+        self.index, self.method, self.capacity, self.held = index, method, capacity, held
+        self.memory = inf if resident else capacity.memory - laid_out_bytes(index)
         self.reason = "nothing was searched yet"
-        self._plans: dict[Any, Plan] = {}
+        self._predicted: dict[Any, Prediction] = {}
         self._missed, self._loaded = 0.0, False
         self._deciding = threading.Lock()
-        if method == "multi-index" and not self._has_tables:
+        if method == "multi-index" and not self._table_bytes:
             raise UsageError(f"{index.url} has no bucket tables; make them with 'och tables {index.url}'")
 
     @cached_property
@@ -212,8 +194,8 @@ class Planner:
         return find_tables(self.index)
 
     @cached_property
-    def _has_tables(self) -> bool:
-        return any(part.layout is not None for part in self.partitions)
+    def _table_bytes(self) -> int:
+        return sum(part.nbytes(self.index) for part in self.partitions)
 
     @cached_property
     def _sample(self) -> np.ndarray:
@@ -231,54 +213,52 @@ class Planner:
             return False, "a flat scan, as asked for"
         if question.sought is None or not self.held or not self.index.live_rows:
             return False, "a flat scan"
-        if not self._has_tables:
+        if not self._table_bytes:
             return False, f"a flat scan: there are no bucket tables, 'och tables {self.index.url}' would make them"
         if self.method == "multi-index":
             return True, "bucket tables, as asked for"
-        plan = self.plan(question, queries, selection)
+        if self._table_bytes > self.memory:
+            sizes = f"take {self._table_bytes / 1e6:.0f} MB, and {self.memory / 1e6:.0f} MB may be used"
+            return False, f"a flat scan: the bucket tables {sizes}"
+        if not len(queries):
+            return False, "a flat scan: there are no queries"
+        found = self.predicted(question, queries, selection)
+        why = self._sentence(found, question)
         # Tables may be fewer than workers, and those without one would wait.
         threads = self.capacity.threads
         tabled = threads if self.capacity.client is None else min(threads, len(self.partitions))
-        saved = (plan.flat / threads - plan.multi_index / tabled) * len(queries)
-        if plan.method == "flat" or saved <= 0:
-            return False, f"a flat scan: {plan.reason}"
+        saved = (found.flat / threads - found.multi_index / tabled) * len(queries)
+        if found.method == "flat" or saved <= 0:
+            return False, f"a flat scan: {why}"
         self._missed += saved
-        loading = LOAD_NANOSECONDS_PER_BYTE * sum(part.nbytes(self.index) for part in self.partitions) / tabled
+        loading = LOAD_NANOSECONDS_PER_BYTE * self._table_bytes / tabled
         if not self._loaded and self._missed < loading:
             took = f"loading the bucket tables takes {loading / 1e9:.2g} s, which this does not save"
             return False, f"a flat scan: {took}"
-        return True, f"bucket tables: {plan.reason}"
+        return True, f"bucket tables: {why}"
 
-    def plan(self, question: Question, queries: QueryBatch, selection: Selection) -> Plan:
-        """What the costs of the two ways are; remembered, for other queries are as many codes away."""
-        key = None if selection else (question, min(len(queries), 2))
-        if key not in self._plans:
-            plan = self._new_plan(queries.codes, selection, **(question.sought or {}))
-            if key is None:
-                return plan
-            self._plans[key] = plan
-        return self._plans[key]
+    def predicted(self, question: Question, queries: QueryBatch, selection: Selection) -> Prediction:
+        """What the two ways cost; remembered, for other queries are as many codes away."""
+        if selection:
+            return self._predict(question, queries.codes, selection)
+        key = question, min(len(queries), 2)
+        if key not in self._predicted:
+            self._predicted[key] = self._predict(question, queries.codes, selection)
+        return self._predicted[key]
 
-    def _new_plan(
-        self, codes: np.ndarray, selection: Selection, *, k: int | None = None, radius: int | None = None
-    ) -> Plan:
-        index, needed = self.index, sum(part.nbytes(self.index) for part in self.partitions)
-        if self.memory is not None and needed > self.memory:
-            text = f"the bucket tables take {needed / 1e6:.0f} MB, and {self.memory / 1e6:.0f} MB may be used"
-            return Plan("flat", text)
-        if len(codes) == 0:
-            return Plan("flat", "there are no queries")
-        chosen = index.rows if selection.only is None else selection.only.count
-        dropped = 0 if selection.without is None else selection.without.count
-        live_share = max(chosen - dropped, 1) / max(1, index.rows)
-        probes = codes[np.unique(np.linspace(0, len(codes) - 1, min(PROBES, len(codes))).astype(int))]
-        tables = [
-            PlannedPartition(part.rows, 0 if part.layout is None else part.layout.substrings)
-            for part in self.partitions
-        ]
-        wanted = None if k is None else max(1, round(k / live_share))
-        sample = Sample(self._sample, probes, index.bits)
-        flat, multi, reach = predict(sample, tables, k=wanted, radius=radius, n_queries=len(codes))
-        if FEW_LIVE * live_share < 1:
-            flat *= live_share
-        return make_plan(flat, multi, reach, rows=index.stored_rows, bits=index.bits, k=k)
+    def _predict(self, question: Question, codes: np.ndarray, selection: Selection) -> Prediction:
+        sought, live_share = question.sought or {}, selection.share(self.index.rows)
+        if "k" in sought:
+            sought = {"k": max(1, round(sought["k"] / live_share))}
+        probes = np.unique(np.linspace(0, len(codes) - 1, min(PROBES, len(codes))).astype(int))
+        sample = Sample(self._sample, codes[probes], self.index.bits)
+        tables = [(part.rows, part.substrings) for part in self.partitions]
+        found = predict(sample, tables, n_queries=len(codes), k=sought.get("k"), radius=sought.get("radius", 0))
+        return replace(found, flat=found.flat * live_share) if FEW_LIVE * live_share < 1 else found
+
+    def _sentence(self, found: Prediction, question: Question) -> str:
+        sought = question.sought or {}
+        what = f"neighbour {sought['k']} of" if "k" in sought else "the radius among"
+        where = f"{what} {self.index.stored_rows} codes is at distance {found.reach:.0f} of {self.index.bits}"
+        times = [_milliseconds(nanoseconds) for nanoseconds in (found.multi_index, found.flat)]
+        return f"about {times[0]} a query by bucket tables, {times[1]} by a flat scan ({where})"

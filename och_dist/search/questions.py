@@ -8,17 +8,21 @@ over any index, in this process and on a cluster: a new one is a class here, and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from och_dist.cluster import reduce_tasks
 from och_dist.errors import UsageError
 from och_dist.kernels.asymmetric import spherical_top_k, weighted_pairs, weighted_top_k
+from och_dist.kernels.euclidean import exact_distances
 from och_dist.kernels.hamming import hamming_histogram, hamming_radius, hamming_top_k, merge_radius, merge_top_k
-from och_dist.search.reranking import euclidean_order, first_of
-from och_dist.store import Index, Neighbors, RadiusNeighbors
+from och_dist.methods.base import Hasher
+from och_dist.stage import Context
+from och_dist.store import Corpus, CorpusRef, Index, Neighbors, RadiusNeighbors
 
 if TYPE_CHECKING:
     from och_dist.search.placement import HeldCodes
@@ -36,6 +40,9 @@ FIRST_RADIUS_BATCH = 16
 RADIUS_MATCHES = 1 << 21
 """Matches that a batch of queries within a radius should have."""
 
+MAX_PAIRS = 1 << 18
+"""Pairs of query and candidate that are measured at a time: they travel to the workers inside the tasks."""
+
 
 @dataclass(frozen=True, eq=False)
 class QueryBatch:
@@ -47,29 +54,20 @@ class QueryBatch:
     scales: np.ndarray | None = None
     rows: np.ndarray | None = None
 
-    @property
-    def _arrays(self) -> tuple[np.ndarray | None, ...]:
-        return self.codes, self.weights, self.scales, self.rows
-
     def __len__(self) -> int:
         return len(self.codes)
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self._arrays if array is not None)
+        return sum(array.nbytes for array in vars(self).values() if array is not None)
 
-    def __getitem__(self, part: slice) -> QueryBatch:
-        return QueryBatch(*(None if array is None else array[part] for array in self._arrays))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, eq=False)
-class PendingBatch:
-    """Queries whose answer is being found since ``begun``; their ``vectors`` (q, d) stay in this process."""
-
-    begun: float
-    vectors: np.ndarray
-    queries: QueryBatch
-    answer: Callable[[], Any]
+    def cut(self, size: int) -> list[QueryBatch]:
+        """The same queries, at most ``size`` at a time."""
+        if len(self) <= size:
+            return [self]
+        parts = [slice(start, start + size) for start in range(0, len(self), size)]
+        arrays = self.weights, self.scales, self.rows
+        return [QueryBatch(self.codes[part], *(None if a is None else a[part] for a in arrays)) for part in parts]
 
 
 class Question(ABC):
@@ -77,11 +75,6 @@ class Question(ABC):
 
     ahead = 1
     """Batches that are under way on the workers while the one before them is finished here."""
-
-    @property
-    def weighted(self) -> bool:
-        """Whether queries need weights."""
-        return False
 
     @property
     def refined(self) -> bool:
@@ -97,6 +90,10 @@ class Question(ABC):
         """Queries of the next batch; the last had ``asked``, with the answer ``part``."""
         return MAX_BATCH
 
+    def prepare(self, hasher: Hasher, vectors: np.ndarray) -> QueryBatch:
+        """What partitions hear of query vectors (q, d)."""
+        return QueryBatch(hasher.encode_block(vectors))
+
     @abstractmethod
     def chunk(self, codes: HeldCodes, queries: QueryBatch, so_far: Any = None) -> Any:
         """The answer of one partition; ``so_far``, the answer of others, may spare it work."""
@@ -111,8 +108,8 @@ class Question(ABC):
             return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return np.concatenate(parts)
 
-    def finalise(self, part: Any, batch: PendingBatch, searcher: Searcher) -> Any:
-        """What the user gets, from the answer of all partitions."""
+    def finalise(self, part: Any, queries: QueryBatch, vectors: np.ndarray, searcher: Searcher) -> Any:
+        """What the user gets, from the answer of all partitions to queries, of which ``vectors`` (q, d) stay here."""
         return part
 
 
@@ -149,12 +146,13 @@ class Nearest(Question):
         return self.k if self.rerank is None else self.rerank
 
     @property
-    def refined(self) -> bool:
-        return self.rerank is not None
+    def order(self) -> str:
+        """The distance by which neighbours are sorted in the end."""
+        return self.ranking if self.rerank is None else self.rerank_by
 
     @property
-    def weighted(self) -> bool:
-        return self.ranking == "asymmetric" or (self.refined and self.rerank_by == "asymmetric")
+    def refined(self) -> bool:
+        return self.rerank is not None
 
     @property
     def sought(self) -> dict[str, int] | None:
@@ -163,34 +161,45 @@ class Nearest(Question):
     def batch_size(self, index: Index, asked: int = 0, part: Any = None) -> int:
         return _batch_of(min(self.depth, index.live_rows))
 
+    def prepare(self, hasher: Hasher, vectors: np.ndarray) -> QueryBatch:
+        if "asymmetric" in (self.ranking, self.order):
+            return QueryBatch(*hasher.query_weights(vectors))
+        return super().prepare(hasher, vectors)
+
     def chunk(self, codes: HeldCodes, queries: QueryBatch, so_far: NearestPart | None = None) -> NearestPart:
-        k = self.depth
+        distances, rows = self._nearest(codes, queries, so_far)
+        return distances, codes.numbered(rows)
+
+    def _nearest(self, codes: HeldCodes, queries: QueryBatch, so_far: NearestPart | None) -> NearestPart:
+        k, live = self.depth, codes.live
         if self.ranking == "asymmetric":
-            assert queries.weights is not None  # the Searcher adds them for this ranking
-            return weighted_top_k(queries.codes, queries.weights, codes.block, k, **codes.where)
+            assert queries.weights is not None  # added by prepare for this ranking
+            return weighted_top_k(queries.codes, queries.weights, codes.block, k, live=live)
         if self.ranking == "spherical":
-            return spherical_top_k(queries.codes, codes.block, k, **codes.where)
+            return spherical_top_k(queries.codes, codes.block, k, live=live)
         limits = None
         if so_far is not None and so_far[0].shape[1] == k:
             limits = np.ascontiguousarray(so_far[0][:, -1])
         if codes.tables is not None:
-            return codes.tables.top_k(queries.codes, k, **codes.where, limits=limits)
-        return hamming_top_k(queries.codes, codes.block, k, **codes.where, limits=limits)
+            return codes.tables.top_k(queries.codes, k, live=live, limits=limits)
+        return hamming_top_k(queries.codes, codes.block, k, live=live, limits=limits)
 
     def combine(self, parts: Sequence[NearestPart]) -> NearestPart:
         return merge_top_k(parts, self.depth)
 
-    def finalise(self, part: NearestPart, batch: PendingBatch, searcher: Searcher) -> Neighbors:
-        (distances, rows), unranked, by = part, None, str(self.ranking)
+    def finalise(self, part: NearestPart, queries: QueryBatch, vectors: np.ndarray, searcher: Searcher) -> Neighbors:
+        (distances, rows), unranked = part, None
         if self.rerank is not None:
-            unranked, by = rows[:, : self.k], self.rerank_by
-            if by == "euclidean":
-                distances, rows = euclidean_order(searcher.corpus, batch.vectors, rows, self.k, searcher.context)
+            unranked = rows[:, : self.k]
+            if self.order == "euclidean":
+                distances = euclidean_distances(searcher.corpus, vectors, rows, searcher.context)
             else:
-                distances, rows = first_of(searcher.weigh(replace(batch.queries, rows=rows)), rows, self.k)
-        if by == "asymmetric":
-            assert batch.queries.scales is not None  # come with the weights
-            distances = distances * batch.queries.scales[:, None]
+                distances = searcher.weigh(replace(queries, rows=rows))
+            first = np.lexsort((rows, distances), axis=1)[:, : self.k]
+            distances, rows = np.take_along_axis(distances, first, 1), np.take_along_axis(rows, first, 1)
+        if self.order == "asymmetric":
+            assert queries.scales is not None  # come with the weights
+            distances = distances * queries.scales[:, None]
         ids = searcher.corpus.read_ids(rows.reshape(-1)).reshape(rows.shape) if self.ids else None
         return Neighbors(distances, rows, ids, unranked)
 
@@ -220,8 +229,10 @@ class WithinRadius(Question):
 
     def chunk(self, codes: HeldCodes, queries: QueryBatch, so_far: Any = None) -> RadiusPart:
         if codes.tables is not None:
-            return codes.tables.radius(queries.codes, self.radius, **codes.where)
-        return hamming_radius(queries.codes, codes.block, self.radius, **codes.where)
+            indptr, distances, rows = codes.tables.radius(queries.codes, self.radius, live=codes.live)
+        else:
+            indptr, distances, rows = hamming_radius(queries.codes, codes.block, self.radius, live=codes.live)
+        return indptr, distances, codes.numbered(rows)
 
     def combine(self, parts: Sequence[RadiusPart]) -> RadiusPart:
         return merge_radius(parts)
@@ -231,7 +242,9 @@ class WithinRadius(Question):
         indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(counts))])
         return indptr, np.concatenate([d for _, d, _ in parts]), np.concatenate([r for _, _, r in parts])
 
-    def finalise(self, part: RadiusPart, batch: PendingBatch, searcher: Searcher) -> RadiusNeighbors:
+    def finalise(
+        self, part: RadiusPart, queries: QueryBatch, vectors: np.ndarray, searcher: Searcher
+    ) -> RadiusNeighbors:
         return RadiusNeighbors(*part, searcher.corpus.read_ids(part[2]) if self.ids else None)
 
 
@@ -254,7 +267,7 @@ class Weigh(Question):
     """Asymmetric distances (q, m) of ``queries.rows`` (q, m); -1 for rows that another partition holds."""
 
     def chunk(self, codes: HeldCodes, queries: QueryBatch, so_far: Any = None) -> np.ndarray:
-        assert queries.rows is not None  # the Searcher adds both for this question
+        assert queries.rows is not None  # both are given for this question
         assert queries.weights is not None
         places = queries.rows - codes.start
         inside = (places >= 0) & (queries.rows < codes.stop)
@@ -271,3 +284,40 @@ class Weigh(Question):
 def _batch_of(width: int) -> int:
     """Queries per batch, so that a partial result of ``width`` numbers each stays below BATCH_BYTES."""
     return int(max(1, min(MAX_BATCH, BATCH_BYTES // (12 * max(width, 1)))))
+
+
+def euclidean_distances(corpus: Corpus, vectors: np.ndarray, rows: np.ndarray, context: Context) -> np.ndarray:
+    """Exact distances (q, m) of query ``vectors`` (q, d) to their candidate ``rows`` (q, m) of the corpus.
+
+    Only the chunks that hold a candidate are read, each once for about MAX_PAIRS pairs.
+    """
+    squared = np.empty(rows.shape)
+    step = max(1, MAX_PAIRS // max(1, rows.shape[1]))
+    firsts = [start for start, _ in corpus.partitions()][1:]
+    for start in range(0, len(rows) if rows.size else 0, step):
+        part = rows[start : start + step]
+        order = np.argsort(part, axis=None, kind="stable")
+        ascending, queries = part.reshape(-1)[order], order // part.shape[1]
+        cuts = np.searchsorted(ascending, firsts)
+        pairs = zip(np.split(ascending, cuts), np.split(queries, cuts), strict=True)
+        measured = reduce_tasks(
+            partial(measure_pairs, corpus.ref),
+            [pair for pair in pairs if len(pair[0])],
+            np.concatenate,
+            client=context.client,
+            name="measure_pairs",
+            shared=vectors[start : start + step],
+        )
+        squared[start : start + step].reshape(-1)[order] = measured
+    return np.sqrt(squared)
+
+
+def measure_pairs(corpus: CorpusRef, pairs: tuple[np.ndarray, np.ndarray], vectors: np.ndarray) -> np.ndarray:
+    """Squared distances (p,) of global rows (p,), ascending, to the queries (p,) they are paired with."""
+    rows, queries = pairs
+    squared = np.empty(len(rows))
+    wanted, which = np.unique(rows, return_inverse=True)
+    for places, block in corpus.open().vectors_at(wanted):
+        here = slice(*np.searchsorted(which, (places[0], places[-1] + 1)))
+        squared[here] = exact_distances(vectors, block, queries[here], which[here] - places[0])
+    return squared

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from functools import cached_property
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import numpy as np
@@ -15,13 +14,21 @@ import numpy as np
 from och_dist import events
 from och_dist.errors import BadInputError, ConflictError, UsageError
 from och_dist.search.filters import EVERYTHING, Selection, find_rows, selection
-from och_dist.search.placement import Advance, Answer, Capacity, Held, hold, laid_out_bytes, place_codes, with_tables
+from och_dist.search.placement import (
+    Advance,
+    Answer,
+    Capacity,
+    Held,
+    Partition,
+    Placement,
+    hold,
+    place_codes,
+)
 from och_dist.search.plan import Planner, SearchMethod
 from och_dist.search.questions import (
     Histogram,
     Nearest,
     NearestPart,
-    PendingBatch,
     QueryBatch,
     Question,
     Ranking,
@@ -83,17 +90,15 @@ class Searcher:
         self._corpus_url = corpus
         self._capacity = Capacity.of(client, threads)
         self._codes = place_codes(index, self._capacity, resident=resident)
-        left = self._capacity.memory - laid_out_bytes(index) if resident is None else None
         self._tabled: Held | None = None
         self._opening = threading.Lock()
-        self._planner = Planner(index, method, self._capacity, held=isinstance(self._codes, Held), memory=left)
+        held = isinstance(self._codes, Held)
+        self._planner = Planner(index, method, self._capacity, held=held, resident=resident)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -171,7 +176,8 @@ class Searcher:
         width = -(-self.index.bits // 8)
         if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != width:
             raise BadInputError(f"query codes are {codes.dtype} {codes.shape}; the index takes uint8 (q, {width})")
-        return self._start(Nearest(k), QueryBatch(codes), self.choose(only, without))()
+        question, queries, chosen = Nearest(k), QueryBatch(codes), self.choose(only, without)
+        return self._placement(question, queries, chosen).start(question, queries, chosen)()
 
     def radius(self, queries: Any, *, radius: int, ids: bool = False, **rows: Unpack[ChosenRows]) -> RadiusNeighbors:
         """All codes at a Hamming distance of at most ``radius`` from each query vector (q, d).
@@ -180,10 +186,9 @@ class Searcher:
         """
         question = WithinRadius(radius, ids)
         parts = list(self.ask(question, open_queries(queries), self.choose(**rows)))
-        if not parts:
-            return RadiusNeighbors(np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))
-        joined = question.join([(part.indptr, part.distances, part.rows) for part in parts])
-        return RadiusNeighbors(*joined, np.concatenate([part.ids for part in parts]) if ids else None)
+        nothing = np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+        joined = question.join([nothing, *((part.indptr, part.distances, part.rows) for part in parts)])
+        return RadiusNeighbors(*joined, np.concatenate([part.ids for part in parts]) if ids and parts else None)
 
     def histogram(self, queries: Any, **rows: Unpack[ChosenRows]) -> np.ndarray:
         """(q, bits + 1) int64: how many codes lie at each Hamming distance from each query vector (q, d).
@@ -205,44 +210,34 @@ class Searcher:
         ``advance`` hears of queries that are done, also within a batch that takes long.
         """
         queries.require_dim(self.model.hasher.n_features_in_, "the index")
-        pending: deque[PendingBatch] = deque()
+        pending: deque[tuple[float, np.ndarray, QueryBatch, Answer]] = deque()
         start, size = 0, question.batch_size(self.index)
         while start < queries.rows or pending:
-            if start < queries.rows and len(pending) <= question.ahead:
+            while start < queries.rows and len(pending) <= question.ahead:
                 stop = min(start + size, queries.rows)
-                pending.append(self._begin(question, queries.read(start, stop), selection, advance))
+                vectors, begun = queries.read(start, stop), time.perf_counter()
+                asked = question.prepare(self.model.hasher, vectors)
+                placement = self._placement(question, asked, selection)
+                answer = placement.start(question, asked, selection, None if question.refined else advance)
+                pending.append((begun, vectors, asked, answer))
                 start = stop
-                continue
-            batch = pending.popleft()
-            part, asked = batch.answer(), len(batch.queries)
-            size = question.batch_size(self.index, asked, part)
-            found = question.finalise(part, batch, self)
+            begun, vectors, asked, answer = pending.popleft()
+            part, count = answer(), len(asked)
+            size = question.batch_size(self.index, count, part)
+            found = question.finalise(part, asked, vectors, self)
             if question.refined and advance is not None:
-                advance(asked)
-            events.say("search", queries=asked, seconds=time.perf_counter() - batch.begun)
+                advance(count)
+            events.say("search", queries=count, seconds=time.perf_counter() - begun)
             yield found
 
-    def _begin(
-        self, question: Question, vectors: np.ndarray, selection: Selection, advance: Advance | None
-    ) -> PendingBatch:
-        begun = time.perf_counter()
-        codes = self.model.hasher.query_weights(vectors) if question.weighted else (self.encode(vectors),)
-        queries = QueryBatch(*codes)
-        answer = self._start(question, queries, selection, None if question.refined else advance)
-        return PendingBatch(begun, vectors, queries, answer)
-
-    def _start(
-        self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance | None = None
-    ) -> Answer:
-        use_tables = self._planner.use_tables(question, queries, selection)
-        placement = self._with_tables() if use_tables else self._codes
-        return placement.start(question, queries, selection, advance)
-
-    def _with_tables(self) -> Held:
-        """The codes and their bucket tables."""
+    def _placement(self, question: Question, queries: QueryBatch, selection: Selection) -> Placement:
+        """Whom to ask: the codes, or the codes with their bucket tables where these are faster."""
+        if not self._planner.use_tables(question, queries, selection):
+            return self._codes
         with self._opening:
             if self._tabled is None:
-                self._tabled = hold(self.index, with_tables(self.index, self._planner.partitions), self._capacity)
+                parts = [Partition(self.index.ref, part.chunks, part) for part in self._planner.partitions]
+                self._tabled = hold(self.index, parts, self._capacity)
             return self._tabled
 
     def weigh(self, queries: QueryBatch) -> np.ndarray:

@@ -15,7 +15,7 @@ from och_dist.search.plan import SearchMethod
 from och_dist.search.questions import Histogram, Nearest, Question, Ranking, RerankBy, WithinRadius
 from och_dist.search.searcher import Searcher, open_index
 from och_dist.sources import Queries, open_queries
-from och_dist.stage import Context, Report, Stopwatch
+from och_dist.stage import Context, Report, Status, Stopwatch
 from och_dist.store import (
     Neighbors,
     RadiusNeighbors,
@@ -90,7 +90,9 @@ def search(
         chosen = searcher.choose(only, without, only_ids=only_ids, without_ids=without_ids)
         opened = open_queries(queries, dataset=dataset)
         opened.require_dim(searcher.model.hasher.n_features_in_, "the index")
-        return _answer(question, searcher, opened, chosen, output, truth, watch, context)
+        recall = None if truth is None else Recall(truth, searcher, opened)
+        status, facts = _answer(question, searcher, opened, chosen, output, recall, context)
+        return watch.report(status, **facts)
 
 
 def _answer(
@@ -99,15 +101,14 @@ def _answer(
     queries: Queries,
     chosen: Selection,
     output: str | None,
-    truth: str | None,
-    watch: Stopwatch,
+    recall: Recall | None,
     context: Context,
-) -> Report:
+) -> tuple[Status, dict[str, Any]]:
     """Ask the question about all queries, in batches that are written or listed as they come."""
-    index, recall = searcher.index, None if truth is None else Recall(truth, searcher, queries)
-    asked, about, facts = _described(question, searcher, queries, chosen)
+    index = searcher.index
+    asked, kind, more = _described(question, searcher, queries, chosen)
     key = canonical([index.to_json(), queries.fingerprint, chosen.fingerprint if chosen else None, *asked])
-    about = {"key": sha256(key), "index_version": index.version, "model": index.model, **about}
+    about = {"key": sha256(key), "index_version": index.version, "model": index.model, **kind}
     facts = {
         "index": index.url,
         "version": index.version,
@@ -115,39 +116,33 @@ def _answer(
         "rows": searcher.live_rows,
         "source": queries.source,
         "output": output,
-        **facts,
+        **more,
     }
     stored = output is not None and output.endswith(".zarr") and read_about(output)
     if recall is None and stored and stored.get("key") == about["key"]:
-        return watch.report("nothing to do", **facts)
-    found, lists = 0, []
-
-    def batches() -> Iterator[Any]:
-        nonlocal found
-        for part in searcher.ask(question, queries, chosen, context.progress("search", queries.rows)):
-            if recall is not None:
-                recall.add(part)
-            found += len(part if isinstance(question, Histogram) else part.rows)
-            yield part
-
-    size = question.batch_size(index)
+        return "nothing to do", facts
+    answers = searcher.ask(question, queries, chosen, context.progress("search", queries.rows))
+    if recall is not None:
+        answers = recall.watch(answers)
+    sizes = {"queries": queries.rows, "batch": question.batch_size(index)}
+    lists = []
     if output is None:
-        lists = [entry for part in batches() for entry in _entries(part)]
+        lists = [entry for part in answers for entry in _entries(part)]
+        if isinstance(question, WithinRadius):
+            facts["found"] = sum(len(entry["rows"]) for entry in lists)
     elif isinstance(question, WithinRadius):
-        save_radius(output, batches(), about=about)
+        facts["found"] = save_radius(output, answers, about=about)
     elif isinstance(question, Histogram):
-        save_histograms(output, batches(), queries=queries.rows, bits=index.bits, batch=size, about=about)
+        save_histograms(output, answers, bits=index.bits, about=about, **sizes)
     else:
-        save_neighbors(output, batches(), queries=queries.rows, width=facts["k"], batch=size, about=about)
-    if isinstance(question, WithinRadius):
-        facts["found"] = found
+        save_neighbors(output, answers, width=facts["k"], about=about, **sizes)
     if not isinstance(question, Histogram):
         facts["plan"] = searcher.plan
     if recall is not None:
         facts |= recall.facts()
     if output is None:
         facts["histograms" if isinstance(question, Histogram) else "neighbors"] = lists
-    return watch.report(**facts)
+    return "done", facts
 
 
 def _described(
@@ -179,14 +174,13 @@ def _entries(part: Neighbors | RadiusNeighbors | np.ndarray) -> Iterator[dict[st
 
 
 def _selected_rows(searcher: Searcher, chosen: Selection) -> int:
-    """How many rows a search can return; counted by a search without distances where rows are chosen or deleted."""
+    """How many rows a search can return."""
     if not chosen:
         return searcher.live_rows
     total = 0
     for chunk in searcher.index.chunks:
-        numbers, live = searcher.index.row_numbers(chunk), searcher.index.live(chunk)
-        here = chosen.within(chunk.start, chunk.stop).live(chunk.start, chunk.stop, numbers)
-        total += int(np.count_nonzero(here if live is None else here & live))
+        live, deleted = chosen.live(chunk.start, chunk.stop), searcher.index.deleted(chunk.start, chunk.stop)
+        total += int(np.count_nonzero(live if deleted is None else live & ~deleted))
     return total
 
 
@@ -199,17 +193,22 @@ class Recall:
         self.sums: dict[str, float] = {}
         check_truth(searcher, queries, self.truth)
 
-    def add(self, part: Neighbors) -> None:
-        """Count the neighbours of the next queries."""
-        true = self.truth.read_rows(self.done, self.done + len(part.rows))
-        self.done += len(part.rows)
-        orders = {"recall": part.rows, **({} if part.unranked is None else {"recall_unranked": part.unranked})}
-        for name, rows in orders.items():
-            for depth in RECALLS:
-                if depth <= min(rows.shape[1], true.shape[1]):
-                    found = sum(len(np.intersect1d(a[:depth], b[:depth])) for a, b in zip(rows, true, strict=True))
-                    key = f"{name}_at_{depth}"
-                    self.sums[key] = self.sums.get(key, 0.0) + found / depth
+    def watch(self, answers: Iterator[Neighbors]) -> Iterator[Neighbors]:
+        """The same answers, of which the true neighbours are counted as they pass."""
+        for part in answers:
+            true = self.truth.read_rows(self.done, self.done + len(part.rows))
+            self.done += len(part.rows)
+            self._count("recall", part.rows, true)
+            if part.unranked is not None:
+                self._count("recall_unranked", part.unranked, true)
+            yield part
+
+    def _count(self, name: str, rows: np.ndarray, true: np.ndarray) -> None:
+        for depth in RECALLS:
+            if depth <= min(rows.shape[1], true.shape[1]):
+                found = sum(len(np.intersect1d(a[:depth], b[:depth])) for a, b in zip(rows, true, strict=True))
+                key = f"{name}_at_{depth}"
+                self.sums[key] = self.sums.get(key, 0.0) + found / depth
 
     def facts(self) -> dict[str, float]:
         return {name: total / max(1, self.done) for name, total in sorted(self.sums.items())}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from och_dist.sources.archive import extract
-from och_dist.sources.base import VectorFile
 from och_dist.sources.download import fetch
-from och_dist.sources.flat import npy_header
 from och_dist.sources.id_files import open_ids, read_ids
 from och_dist.sources.joined import GeneratedRows, JoinedFiles, RowSource, open_files
 from och_dist.sources.queries import Queries, open_queries
-from och_dist.sources.readers import EXTENSIONS, expand, open_sources
+from och_dist.sources.readers import EXTENSIONS, VectorFile, expand, open_sources
 
 __all__ = [
     "EXTENSIONS",
@@ -21,7 +19,6 @@ __all__ = [
     "expand",
     "extract",
     "fetch",
-    "npy_header",
     "open_files",
     "open_ids",
     "open_queries",

@@ -8,10 +8,9 @@ import os
 import shutil
 import tarfile
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from och_dist.errors import BadInputError, UsageError
 from och_dist.sources.base import file_fingerprint
@@ -20,6 +19,7 @@ from och_dist.store import write_text
 BLOCK_BYTES = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 LISTED_NAMES = 20
+NOTE = ".origin.json"
 
 
 def beside(path: Path, ending: str) -> Path:
@@ -34,7 +34,6 @@ def extract(archive: Path, members: Sequence[str], folder: Path) -> list[Path]:
     its final name. A member that an earlier call took from the same archive is left as it is: beside it
     ``<basename>.origin.json`` says where it came from.
     """
-    archive, folder = Path(archive), Path(folder)
     targets = _targets(members, folder)
     if not archive.is_file():
         raise BadInputError(f"{archive}: no such file; expected a tar or tar.gz archive; fetch it first")
@@ -65,27 +64,24 @@ def _targets(members: Sequence[str], folder: Path) -> dict[str, Path]:
     return targets
 
 
-def _marker(path: Path) -> Path:
-    return beside(path, ".origin.json")
-
-
 def _is_from(path: Path, identity: str, name: str) -> bool:
-    """True when the file is there, whole, and its marker names this archive and member."""
+    """True when the file is there, whole, and the note beside it names this archive and member."""
     try:
-        known = json.loads(_marker(path).read_text())
-        return known == {"archive": identity, "member": name, "bytes": path.stat().st_size}
+        return beside(path, NOTE).read_text() == _origin(identity, name, path.stat().st_size)
     except (OSError, ValueError):
         return False
 
 
+def _origin(identity: str, name: str, size: int) -> str:
+    return json.dumps({"archive": identity, "member": name, "bytes": size})
+
+
 def _publish(path: Path, identity: str, name: str) -> None:
     """Give a written part its final name, then say where it came from."""
-    part = beside(path, ".part")
-    size = part.stat().st_size
-    # An old marker must not vouch for new bytes if this process ends between the two steps.
-    _marker(path).unlink(missing_ok=True)
-    os.replace(part, path)
-    write_text(_marker(path), json.dumps({"archive": identity, "member": name, "bytes": size}))
+    note = beside(path, NOTE)
+    note.unlink(missing_ok=True)  # an old one must not vouch for new bytes if this process ends after the next step
+    os.replace(beside(path, ".part"), path)
+    write_text(note, _origin(identity, name, path.stat().st_size))
 
 
 class _Tail:
@@ -94,7 +90,7 @@ class _Tail:
     tarfile takes a missing or garbled header for the end of the archive and says nothing.
     """
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: Any) -> None:
         self.seek, self.tell, self._read = stream.seek, stream.tell, stream.read
         self.last = b""
 
@@ -109,45 +105,35 @@ class _Tail:
             pass
 
 
-@contextmanager
-def _readable(archive: Path) -> Iterator[tuple[_Tail, tarfile.TarFile]]:
-    """The uncompressed stream and the tar reader on it; a cut or damaged archive becomes BadInputError."""
+def _unpack(archive: Path, wanted: dict[str, Path]) -> None:
+    """Write the wanted members to their ``.part`` names; each must be there and a regular file."""
     try:
         with open(archive, "rb") as raw:
-            magic = raw.read(len(GZIP_MAGIC))
+            is_gzip = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
             raw.seek(0)
-            stream: Any = gzip.GzipFile(fileobj=raw) if magic == GZIP_MAGIC else raw
-            tail: Any = _Tail(stream)
+            tail: Any = _Tail(gzip.GzipFile(fileobj=raw) if is_gzip else raw)
             with tarfile.open(fileobj=tail, mode="r:") as tar:
-                yield tail, tar
+                held = _copy(tar, wanted, archive)
+            tail.check_end()
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInputError(
             f"{archive}: cut short or damaged ({error}); expected a whole tar or tar.gz; fetch it again"
         ) from error
-
-
-def _unpack(archive: Path, wanted: dict[str, Path]) -> None:
-    """Write the wanted members to their ``.part`` names; each must be there and a regular file."""
-    written, held = set(), []
-    with _readable(archive) as (tail, tar):
-        for info in tar:
-            name = str(PurePosixPath(info.name))
-            held.append(name)
-            if name in wanted and name not in written:
-                if not info.isreg():
-                    raise BadInputError(f"{archive}: {name} is not a regular file; expected one; check the archive")
-                _copy(tar, info, beside(wanted[name], ".part"))
-                written.add(name)
-        tail.check_end()
-    absent = [name for name in wanted if name not in written]
+    absent = [name for name in wanted if name not in held]
     if absent:
         listed = ", ".join(held[:LISTED_NAMES]) + (", ..." if len(held) > LISTED_NAMES else "")
         raise BadInputError(f"{archive}: no member {', '.join(absent)}; it holds: {listed or 'nothing'}; name these")
 
 
-def _copy(tar: tarfile.TarFile, info: tarfile.TarInfo, path: Path) -> None:
-    source = tar.extractfile(info)
-    if source is None:
-        raise tarfile.ReadError(f"{info.name} has no data")
-    with open(path, "wb") as out:
-        shutil.copyfileobj(source, out, BLOCK_BYTES)
+def _copy(tar: tarfile.TarFile, wanted: dict[str, Path], archive: Path) -> list[str]:
+    """Write the wanted members, the first of each name; returns the names of all."""
+    held: list[str] = []
+    for info in tar:
+        name = str(PurePosixPath(info.name))
+        if name in wanted and name not in held:
+            if not info.isreg():
+                raise BadInputError(f"{archive}: {name} is not a regular file; expected one; check the archive")
+            with open(beside(wanted[name], ".part"), "wb") as out:
+                shutil.copyfileobj(cast(IO[bytes], tar.extractfile(info)), out, BLOCK_BYTES)
+        held.append(name)
+    return held

@@ -1,10 +1,11 @@
-"""What all readers share: the description of a file, the accepted dtypes, the content fingerprint."""
+"""What readers of all formats share: an open file, the accepted dtypes, the fingerprint of content, and errors."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from typing import Any
@@ -20,71 +21,22 @@ SAMPLES = 16
 
 
 @dataclass(frozen=True)
-class VectorFile:
-    """One file (or Zarr array) of vectors: small and picklable, so that a task can carry it to a worker.
+class Opened:
+    """An open file: the shape and dtype of what it holds, and what reads rows [start, stop) as they lie there.
 
-    ``dtype`` is the native dtype string of what ``read_rows`` returns; ``dataset`` the name that was chosen
-    inside an HDF5, parquet or MATLAB file; ``fingerprint`` depends on content (and dataset) only.
+    ``dataset`` is the name that was chosen, in a file that holds arrays by name. The reader of a format is a context
+    manager of ``(path, dataset)`` that gives this; it checks the file, but not whether shape and dtype are of use.
     """
 
-    path: str
-    format: str
-    rows: int
-    dim: int
-    dtype: str
-    fingerprint: str
-    mtime_ns: int
-    dataset: str | None = None
-
-    @property
-    def content(self) -> tuple[str, str | None]:
-        """What makes two files the same."""
-        return self.fingerprint, self.dataset
-
-    def describe(self) -> dict[str, Any]:
-        """The file as a manifest lists it."""
-        return {name: getattr(self, name) for name in ("path", "format", "rows", "fingerprint", "dataset")}
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a format's ``describe`` found in a file."""
-
-    rows: int
-    dim: int
-    dtype: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[int, int], Any]
     dataset: str | None = None
 
 
 def is_accepted(dtype: Any) -> bool:
     """True for float16, float32, float64, uint8 and int8 of either byte order."""
     return np.dtype(dtype).newbyteorder("=").name in ACCEPTED_DTYPES
-
-
-def accepted_dtype(dtype: Any, path: str) -> str:
-    """The little-endian dtype string of ``dtype``, or BadInputError when vectors cannot have it."""
-    found = np.dtype(dtype)
-    if not is_accepted(found):
-        raise BadInputError(
-            f"{path}: dtype {found}; expected one of {', '.join(ACCEPTED_DTYPES)}; convert the file first"
-        )
-    return found.newbyteorder("<").str
-
-
-def two_dimensional(shape: tuple[int, ...], path: str) -> tuple[int, int]:
-    """``shape`` as (rows, dim), or BadInputError when it has another number of axes."""
-    if len(shape) != 2:
-        raise BadInputError(f"{path}: shape {tuple(shape)}; expected (rows, dim); reshape the array first")
-    return int(shape[0]), int(shape[1])
-
-
-def check_unchanged(source: VectorFile, rows: int, dim: int, dtype: str) -> None:
-    """BadInputError when the file no longer has the layout it had when it was opened."""
-    if (rows, dim, dtype) != (source.rows, source.dim, source.dtype):
-        raise BadInputError(
-            f"{source.path}: now {rows} x {dim} of {dtype}, was {source.rows} x {source.dim} of "
-            f"{source.dtype} when it was opened; leave input files alone while they are read, and start again"
-        )
 
 
 def choose_dataset(path: str, candidates: Mapping[str, str], wanted: str | None, *, kind: str) -> str:
@@ -108,6 +60,18 @@ def choose_dataset(path: str, candidates: Mapping[str, str], wanted: str | None,
 def missing_extra(module: str, extra: str, path: str) -> UsageError:
     """The error for a format whose optional dependency is not installed."""
     return UsageError(f"{path}: reading it needs {module}; install it with pip install 'och-dist[{extra}]'")
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Errors of the file system become BadInputError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise BadInputError(
+            f"{path}: cannot be read ({reason}); expected a file that all workers see; check the path"
+        ) from error
 
 
 def read_exactly(stream: FileIO, into: np.ndarray, path: str) -> None:

@@ -6,6 +6,7 @@ server said about it; the final name appears at the end, whole, beside ``<destin
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -31,7 +32,6 @@ LONGEST_WAIT_SECONDS = 5.0
 WORTH_BYTES = 1 << 20
 
 logger = logging.getLogger(__name__)
-Progress = Callable[[int, "int | None"], None]
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,11 @@ def fetch(
     *,
     expected_bytes: int | None = None,
     attempts: int = 20,
-    progress: Progress | None = None,
+    progress: Callable[[int], None] = lambda size: None,
 ) -> Fetched:
     """Bring a file to ``destination`` over HTTP or FTP, resuming earlier calls; a local file stays in place.
 
-    ``attempts`` bounds the tries in a row that bring less than 1 MiB of new bytes. ``progress`` gets (bytes
-    so far, total or None).
+    ``attempts`` bounds the tries in a row that bring less than 1 MiB of new bytes. ``progress`` gets the bytes so far.
     """
     try:
         scheme = urllib.parse.urlsplit(url_or_path).scheme.lower()
@@ -67,16 +66,16 @@ def fetch(
             f"{url_or_path}: scheme {scheme!r}; expected http, https, ftp, file or a path; download it by "
             "other means and give its path"
         )
-    if attempts < 1:
-        raise UsageError(f"attempts={attempts}; use at least 1")
     destination = Path(destination)
     # An HTTP proxy for FTP addresses speaks HTTP to us.
     ask = ask_ftp if scheme == "ftp" and not by_proxy(url_or_path) else ask_http
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         with _locked_part(destination) as part:
-            done = _already_there(destination, expected_bytes)
-            return done or _Download(url_or_path, destination, part, expected_bytes, progress).run(ask, attempts)
+            if destination.exists():
+                return _fetched_before(destination, expected_bytes)
+            _Download(url_or_path, destination, part, expected_bytes, progress).run(ask, attempts)
+            return _finish(part, destination, expected_bytes)
     except OSError as error:
         raise IncompleteError(
             f"{destination}: cannot be written ({error}); free space or change the folder, run again"
@@ -102,10 +101,12 @@ def _hashed(path: Path, expected_bytes: int | None) -> Fetched:
         return Fetched(path, size, hashlib.file_digest(stream, "sha256").hexdigest())
 
 
-def _already_there(destination: Path, expected_bytes: int | None) -> Fetched | None:
-    """The finished file of an earlier call, checked against its recorded sha256; None when there is none."""
-    if not destination.exists():
-        return None
+def _record(destination: Path, found: Fetched) -> None:
+    write_text(beside(destination, ".sha256"), f"{found.sha256}  {destination.name}\n")
+
+
+def _fetched_before(destination: Path, expected_bytes: int | None) -> Fetched:
+    """The finished file of an earlier call, checked against its recorded sha256."""
     record = beside(destination, ".sha256")
     if not record.exists():
         if expected_bytes is None or destination.stat().st_size != expected_bytes:
@@ -113,15 +114,23 @@ def _already_there(destination: Path, expected_bytes: int | None) -> Fetched | N
                 f"{destination}: exists without {record.name}; expected a file of an earlier fetch; move it "
                 "away, or give its path instead of the URL"
             )
-        found = _hashed(destination, expected_bytes)
-        write_text(record, f"{found.sha256}  {destination.name}\n")
-        return found
+        _record(destination, _hashed(destination, expected_bytes))
     found, recorded = _hashed(destination, expected_bytes), record.read_text().split()[:1]
     if recorded != [found.sha256]:
         raise BadInputError(
             f"{destination}: sha256 {found.sha256}; {record.name} says {' '.join(recorded) or 'nothing'}; "
             "remove both and fetch again"
         )
+    return found
+
+
+def _finish(part: BinaryIO, destination: Path, expected_bytes: int | None) -> Fetched:
+    """Give the whole part its final name."""
+    os.fsync(part.fileno())
+    found = replace(_hashed(Path(part.name), expected_bytes), path=destination)
+    _record(destination, found)  # before: a destination without a record is not ours
+    os.replace(part.name, destination)
+    beside(destination, ".part.json").unlink(missing_ok=True)
     return found
 
 
@@ -150,22 +159,16 @@ class _Download:
         destination: Path,
         part: BinaryIO,
         expected_bytes: int | None,
-        progress: Progress | None,
+        progress: Callable[[int], None],
     ) -> None:
-        self.url, self.destination, self.part = url, destination, part
-        self.expected_bytes, self.progress = expected_bytes, progress
+        self.url, self.part, self.expected_bytes, self.progress = url, part, expected_bytes, progress
         self.note = beside(destination, ".part.json")
-        self.remote = self._remembered()
-
-    def _remembered(self) -> Remote:
-        """The note of an earlier call; an empty one when there is none, or it is about another URL."""
-        try:
+        self.remote = Remote(url)
+        with contextlib.suppress(OSError, ValueError, TypeError):  # no note of an earlier call, or none of ours
             known = Remote(**json.loads(self.note.read_text()))
-        except (OSError, ValueError, TypeError):
-            return Remote(self.url)
-        return known if known.url == self.url else Remote(self.url)
+            self.remote = known if known.url == url else self.remote
 
-    def run(self, ask: Callable[[str, Remote, int], AbstractContextManager[Answer]], attempts: int) -> Fetched:
+    def run(self, ask: Callable[[str, Remote, int], AbstractContextManager[Answer]], attempts: int) -> None:
         """Attempt until the part is whole; IncompleteError when ``attempts`` in a row brought nothing new."""
         failed, best = 0, 0
         while self.part.tell() == 0 or self.part.tell() != self.remote.total:
@@ -189,7 +192,6 @@ class _Download:
                         f"attempts ({error}); what came is kept, run again to resume"
                     ) from error
                 time.sleep(min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** (failed - 1)))
-        return self._finish()
 
     def _start_over(self) -> None:
         self.part.truncate(0)
@@ -198,7 +200,7 @@ class _Download:
     def _accept(self, answer: Answer) -> None:
         """Make the part fit what follows, or refuse that."""
         total = answer.remote.total
-        if total is not None and self.expected_bytes is not None and total != self.expected_bytes:
+        if total is not None and self.expected_bytes not in (None, total):
             raise BadInputError(
                 f"{self.url}: {total} bytes; expected {self.expected_bytes}; the remote file is another one, "
                 "check the address or correct expected_bytes"
@@ -214,31 +216,19 @@ class _Download:
 
     def _receive(self, answer: Answer) -> None:
         total = self.remote.total if self.remote.total is not None else self.expected_bytes
-        while block := answer.read():
+        for block in answer.blocks:
             self.part.write(block)
-            # An open part is what a killed process leaves: it must hold all that was received.
-            self.part.flush()
+            self.part.flush()  # what a killed process leaves must be all that was received
             size = self.part.tell()
             if total is not None and size > total:
                 self._start_over()
                 if answer.offset:
                     raise DroppedError(f"what came does not continue the file at byte {answer.offset}")
                 raise BadInputError(f"{self.url}: more than {total} bytes; expected that many; check the address")
-            if self.progress is not None:
-                self.progress(size, total)
-        if total is not None and self.part.tell() < total:
-            raise DroppedError(f"connection closed {total - self.part.tell()} bytes early")
-        if self.part.tell() == 0:
+            self.progress(size)
+        size = self.part.tell()
+        if total is not None and size < total:
+            raise DroppedError(f"connection closed {total - size} bytes early")
+        if size == 0:
             raise BadInputError(f"{self.url}: 0 bytes; expected a file with content; check the address")
-        self.remote = replace(self.remote, total=self.part.tell())
-
-    def _finish(self) -> Fetched:
-        """Give the whole part its final name."""
-        os.fsync(self.part.fileno())
-        part = Path(self.part.name)
-        found = _hashed(part, self.expected_bytes)
-        # The record comes first: a destination without one is not ours.
-        write_text(beside(self.destination, ".sha256"), f"{found.sha256}  {self.destination.name}\n")
-        os.replace(part, self.destination)
-        self.note.unlink(missing_ok=True)
-        return replace(found, path=self.destination)
+        self.remote = replace(self.remote, total=size)

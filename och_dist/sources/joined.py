@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -15,21 +15,19 @@ from typing import Any
 import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.sources.base import VectorFile
 from och_dist.sources.id_files import IdFile, open_ids, read_ids
-from och_dist.sources.readers import expand, open_sources, read_rows
+from och_dist.sources.readers import VectorFile, expand, open_sources, read_rows
 from och_dist.store import canonical, sha256
 
 
 @dataclass(frozen=True)
 class JoinedFiles:
-    """Files of one dimension and dtype, one after the other; beside each, or beside none, a file of its ids.
+    """Files of one dimension and dtype, one after the other; all with ids of one kind, or all without.
 
     The first row has number ``first_row``.
     """
 
     files: tuple[VectorFile, ...]
-    id_files: tuple[IdFile, ...] = ()
     first_row: int = 0
 
     @cached_property
@@ -51,39 +49,31 @@ class JoinedFiles:
     @property
     def ids(self) -> str | None:
         """``'int64'`` or ``'string'`` where the rows have ids, else None."""
-        return self.id_files[0].kind if self.id_files else None
+        ids = self.files[0].ids if self.files else None
+        return ids.kind if ids else None
 
-    def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    def _pieces(self, start: int, stop: int) -> Iterator[tuple[VectorFile, int, int]]:
         """(file, first row in it, last row in it + 1) of every file that holds some of rows [start, stop)."""
         first, last = bisect_right(self._stops, start), bisect_left(self._stops, stop)
-        for number in range(first, min(last + 1, len(self.files))):
-            rows = self.files[number].rows
-            offset = self._stops[number] - rows
-            yield number, max(start - offset, 0), min(stop - offset, rows)
+        for file, end in zip(self.files[first : last + 1], self._stops[first : last + 1], strict=True):
+            offset = end - file.rows
+            yield file, max(start - offset, 0), min(stop - offset, file.rows)
 
     def part(self, start: int, stop: int) -> JoinedFiles:
-        """The files that hold rows [start, stop), and what finds the ids of these; row numbers stay."""
+        """The files that hold rows [start, stop); row numbers stay."""
         pieces = list(self._pieces(start, stop))
-        numbers = [number for number, _, _ in pieces]
-        ids = tuple(self.id_files[number].cut(low, high) for number, low, high in pieces) if self.id_files else ()
-        before = self._stops[numbers[0]] - self.files[numbers[0]].rows
-        return JoinedFiles(tuple(self.files[number] for number in numbers), ids, before)
-
-    def choose(self, numbers: Sequence[int]) -> JoinedFiles:
-        """Some of the files, joined."""
-        ids = tuple(self.id_files[number] for number in numbers) if self.id_files else ()
-        return JoinedFiles(tuple(self.files[number] for number in numbers), ids)
+        return JoinedFiles(tuple(file for file, _, _ in pieces), start - pieces[0][1])
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop) as (rows, dim)."""
-        parts = [read_rows(self.files[number], low, high) for number, low, high in self._pieces(start, stop)]
+        parts = [read_rows(file, low, high) for file, low, high in self._pieces(start, stop)]
         if not parts:
             return np.empty((0, self.dim), self.dtype)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def read_ids(self, start: int, stop: int) -> np.ndarray:
         """Keys of rows [start, stop): int64 (m,) or bytes (m,)."""
-        parts = [read_ids(self.id_files[number], low, high) for number, low, high in self._pieces(start, stop)]
+        parts = [read_ids(file.ids, low, high) for file, low, high in self._pieces(start, stop) if file.ids]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def identity(self) -> list[Any]:
@@ -92,14 +82,11 @@ class JoinedFiles:
 
     def id_identity(self) -> list[Any]:
         """The same of the ids."""
-        return [[file.fingerprint, file.mtime_ns, file.column] for file in self.id_files]
+        return [[file.ids.fingerprint, file.ids.mtime_ns, file.ids.column] for file in self.files if file.ids]
 
     def describe(self) -> list[dict[str, Any]]:
         """The files as a manifest lists them, each with its ids."""
-        described = [file.describe() for file in self.files]
-        for about, ids in zip(described, self.id_files, strict=bool(self.id_files)):
-            about["ids"] = ids.describe()
-        return described
+        return [file.describe() for file in self.files]
 
 
 @dataclass(frozen=True)
@@ -149,26 +136,31 @@ def open_files(
     if ids and id_column is not None:
         raise UsageError("ids come from files or from a column, not from both; give --ids or --id-column")
     if id_column is not None:
-        id_files = [open_ids(file.path, column=id_column) for file in files]
-    else:
-        named = [ids] if isinstance(ids, str) else ids or ()
-        id_files = [open_ids(path) for pattern in named for path in expand(pattern)]
-    if ids or id_column is not None:
-        _check_ids(files, id_files)
-    return JoinedFiles(tuple(files), tuple(id_files))
+        files = [replace(file, ids=open_ids(file.path, column=id_column)) for file in files]
+    elif ids:
+        named = [ids] if isinstance(ids, str) else ids
+        files = _with_ids(files, [open_ids(path) for pattern in named for path in expand(pattern)])
+    for file in files:
+        _check_ids(file, files[0])
+    return JoinedFiles(tuple(files))
 
 
-def _check_ids(files: Sequence[VectorFile], id_files: Sequence[IdFile]) -> None:
+def _with_ids(files: Sequence[VectorFile], id_files: Sequence[IdFile]) -> list[VectorFile]:
     if len(id_files) != len(files):
         raise UsageError(f"{len(id_files)} files of ids for {len(files)} files of vectors; give one for each, in order")
-    for file, ids in zip(files, id_files, strict=True):
-        if ids.rows != file.rows:
-            raise BadInputError(
-                f"{ids.path} holds {ids.rows} ids, {file.path} has {file.rows} rows; expected one id for each row: "
-                "make them anew from the same data"
-            )
-        if ids.kind != id_files[0].kind:
-            raise BadInputError(
-                f"{ids.path} holds ids of kind {ids.kind}, {id_files[0].path} of kind {id_files[0].kind}; "
-                "expected one kind: convert one of them"
-            )
+    return [replace(file, ids=ids) for file, ids in zip(files, id_files, strict=True)]
+
+
+def _check_ids(file: VectorFile, first: VectorFile) -> None:
+    if file.ids is None or first.ids is None:
+        return
+    if file.ids.rows != file.rows:
+        raise BadInputError(
+            f"{file.ids.path} holds {file.ids.rows} ids, {file.path} has {file.rows} rows; expected one id for each "
+            "row: make them anew from the same data"
+        )
+    if file.ids.kind != first.ids.kind:
+        raise BadInputError(
+            f"{file.ids.path} holds ids of kind {file.ids.kind}, {first.ids.path} of kind {first.ids.kind}; "
+            "expected one kind: convert one of them"
+        )

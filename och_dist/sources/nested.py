@@ -6,7 +6,6 @@ Optional dependencies are imported where they are used, so that the other format
 from __future__ import annotations
 
 import functools
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from och_dist.errors import BadInputError
-from och_dist.sources.base import (
-    Layout,
-    VectorFile,
-    accepted_dtype,
-    check_unchanged,
-    choose_dataset,
-    is_accepted,
-    missing_extra,
-    two_dimensional,
-)
+from och_dist.errors import BadInputError, IntegrityError
+from och_dist.sources.base import Opened, choose_dataset, is_accepted, missing_extra
+from och_dist.store import open_array, open_objects
 
 TRAIN = "train"
 MAT_CLASSES = {"double": "<f8", "single": "<f4", "uint8": "|u1", "int8": "|i1"}
@@ -63,26 +54,46 @@ def _hdf5_arrays(file: Any) -> dict[str, Any]:
     return found
 
 
-def describe_hdf5(path: str, dataset: str | None) -> Layout:
-    """Layout of one dataset: the named one, else ``train``, else the only one with 2 axes of numbers."""
+@contextmanager
+def open_hdf5(path: str, dataset: str | None) -> Iterator[Opened]:
+    """One dataset: the named one, else ``train``, else the only one with 2 axes of numbers."""
     with _open_hdf5(path) as file:
         arrays = _hdf5_arrays(file)
         wanted = dataset.strip("/") if dataset is not None else (TRAIN if TRAIN in arrays else None)
         listed = {name: f"{'x'.join(map(str, node.shape))} {node.dtype}" for name, node in arrays.items()}
         name = choose_dataset(path, listed, wanted, kind="dataset")
-        rows, dim = arrays[name].shape
-        return Layout(int(rows), int(dim), accepted_dtype(arrays[name].dtype, f"{path}:{name}"), name)
-
-
-def read_hdf5(source: VectorFile, start: int, stop: int) -> np.ndarray:
-    """Rows of an HDF5 dataset."""
-    with _open_hdf5(source.path) as file:
-        node = file[source.dataset]
-        check_unchanged(source, *two_dimensional(node.shape, source.path), accepted_dtype(node.dtype, source.path))
-        return node[start:stop]
+        node = arrays[name]
+        yield Opened(node.shape, node.dtype, lambda start, stop: node[start:stop], name)
 
 
 # MATLAB
+
+Variables = dict[str, tuple[tuple[int, ...], str]]  # name -> (shape, MATLAB class)
+
+
+@contextmanager
+def open_mat(path: str, dataset: str | None) -> Iterator[Opened]:
+    """One variable: the named one, else the only numeric one with 2 axes and more than 1 row.
+
+    Version 7.3 is HDF5, with the axes the other way round, and is sliced. Version 5 is compressed as one stream, so the
+    whole variable is loaded and the last one stays in memory (one per process): such a file must fit into a worker.
+    """
+    if _mat_major(path) == 2:
+        with _open_hdf5(path) as file:
+            name = _choose_variable(path, _mat73_variables(file), dataset)
+            node = file[name]
+            yield Opened(node.shape[::-1], node.dtype, lambda start, stop: node[:, start:stop].T, name)
+        return
+    variables = _mat5_variables(path)
+    name = _choose_variable(path, variables, dataset)
+    shape, kind = variables[name]
+    whole = (
+        _mat5_variable(path, name, kind, os.stat(path).st_mtime_ns)
+        if all(shape)
+        else np.empty(shape, MAT_CLASSES[kind])
+    )
+    # A copy: the cached variable is not for writing.
+    yield Opened(shape, whole.dtype, lambda start, stop: np.array(whole[start:stop], order="C"), name)
 
 
 def _mat_major(path: str) -> int:
@@ -98,11 +109,50 @@ def _mat_major(path: str) -> int:
     return major
 
 
-def _mat5_shapes(path: str) -> dict[str, tuple[tuple[int, ...], str]]:
+def _choose_variable(path: str, variables: Variables, dataset: str | None) -> str:
+    usable = {
+        name: f"{shape[0]}x{shape[1]} {kind}"
+        for name, (shape, kind) in variables.items()
+        if len(shape) == 2 and kind in MAT_CLASSES and (shape[0] > 1 or name == dataset)
+    }
+    if dataset is not None and dataset in variables and dataset not in usable:
+        shape, kind = variables[dataset]
+        raise BadInputError(
+            f"{path}: variable {dataset!r} is {kind} of shape {shape}; expected (rows, dim) of one of "
+            f"{', '.join(MAT_CLASSES)}; convert it first"
+        )
+    return choose_dataset(path, usable, dataset, kind="variable")
+
+
+def _mat73_variables(file: Any) -> Variables:
+    import h5py
+
+    found = {}
+    for name, node in file.items():
+        kind = node.attrs.get("MATLAB_class", b"")
+        kind = kind.decode() if isinstance(kind, bytes) else str(kind)
+        if isinstance(node, h5py.Dataset) and "MATLAB_empty" not in node.attrs:
+            kind = kind if is_accepted(node.dtype) else f"{kind} stored as {node.dtype}"
+            found[name] = (node.shape[::-1], kind)
+    return found
+
+
+def _mat5_variables(path: str) -> Variables:
     from scipy.io import whosmat
 
     with _scipy_errors(path):
         return {name: (tuple(shape), kind) for name, shape, kind in whosmat(path)}
+
+
+@functools.lru_cache(maxsize=1)
+def _mat5_variable(path: str, name: str, kind: str, mtime_ns: int) -> np.ndarray:
+    """The whole variable, kept for the next read of the same file."""
+    from scipy.io import loadmat
+
+    with _scipy_errors(path):
+        stored = np.asarray(loadmat(path, variable_names=[name])[name])
+    # MATLAB stores whole-numbered doubles as small integers: the declared class decides.
+    return stored if stored.dtype.kind == "c" else stored.astype(MAT_CLASSES[kind], copy=False)
 
 
 @contextmanager
@@ -116,129 +166,31 @@ def _scipy_errors(path: str) -> Iterator[None]:
         ) from error
 
 
-def _mat73_shapes(path: str) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Variables of a 7.3 file with their MATLAB shapes: HDF5 stores the axes the other way round."""
-    with _open_hdf5(path) as file:
-        import h5py
-
-        found = {}
-        for name, node in file.items():
-            kind = node.attrs.get("MATLAB_class", b"")
-            kind = kind.decode() if isinstance(kind, bytes) else str(kind)
-            if isinstance(node, h5py.Dataset) and "MATLAB_empty" not in node.attrs:
-                kind = kind if is_accepted(node.dtype) else f"{kind} stored as {node.dtype}"
-                found[name] = (tuple(reversed(node.shape)), kind)
-        return found
-
-
-def describe_mat(path: str, dataset: str | None) -> Layout:
-    """Layout of one variable: the named one, else the only numeric one with 2 axes and more than 1 row."""
-    major = _mat_major(path)
-    shapes = _mat5_shapes(path) if major == 1 else _mat73_shapes(path)
-    usable = {
-        name: f"{shape[0]}x{shape[1]} {kind}"
-        for name, (shape, kind) in shapes.items()
-        if len(shape) == 2 and kind in MAT_CLASSES and (shape[0] > 1 or name == dataset)
-    }
-    if dataset is not None and dataset in shapes and dataset not in usable:
-        shape, kind = shapes[dataset]
-        raise BadInputError(
-            f"{path}: variable {dataset!r} is {kind} of shape {shape}; expected (rows, dim) of one of "
-            f"{', '.join(MAT_CLASSES)}; convert it first"
-        )
-    name = choose_dataset(path, usable, dataset, kind="variable")
-    (rows, dim), kind = shapes[name]
-    if major == 1 and rows and dim:
-        # Only the data tell a complex or cut variable from a good one; the read that follows finds it cached.
-        _mat5_variable(path, name, MAT_CLASSES[kind], os.stat(path).st_mtime_ns)
-    return Layout(int(rows), int(dim), MAT_CLASSES[kind], name)
-
-
-@functools.lru_cache(maxsize=1)
-def _mat5_variable(path: str, name: str, dtype: str, mtime_ns: int) -> np.ndarray:
-    """The whole variable, kept for the next read of the same file."""
-    from scipy.io import loadmat
-
-    with _scipy_errors(path):
-        stored = np.asarray(loadmat(path, variable_names=[name])[name])
-    if stored.dtype.kind == "c":
-        accepted_dtype(stored.dtype, f"{path}:{name}")
-    # MATLAB stores whole-numbered doubles as small integers: the declared class decides.
-    return stored.astype(dtype, copy=False)
-
-
-def read_mat(source: VectorFile, start: int, stop: int) -> np.ndarray:
-    """Rows of a MATLAB variable.
-
-    Version 7.3 is sliced. Version 5 is compressed as one stream, so the whole variable is loaded and the last
-    one stays in memory (one per process): such a file must fit into a worker.
-    """
-    name = source.dataset or ""
-    if _mat_major(source.path) == 1:
-        whole = _mat5_variable(source.path, name, source.dtype, os.stat(source.path).st_mtime_ns)
-        check_unchanged(source, *two_dimensional(whole.shape, source.path), source.dtype)
-        return np.array(whole[start:stop], order="C")  # a copy: the cached variable is not for writing
-    with _open_hdf5(source.path) as file:
-        node = file[name]
-        dim, rows = two_dimensional(node.shape, source.path)
-        check_unchanged(source, rows, dim, accepted_dtype(node.dtype, source.path))
-        return node[:, start:stop].T
-
-
 # Zarr
 
 
-def _zarr_metadata(path: str) -> tuple[str, Any]:
-    for name in ("zarr.json", ".zarray"):
-        full = os.path.join(path, name)
-        if os.path.isfile(full):
-            with open(full, "rb") as stream:
-                try:
-                    return full, json.loads(stream.read())
-                except ValueError as error:
-                    raise BadInputError(f"{full}: not JSON ({error}); expected Zarr metadata; copy it again") from error
-    raise BadInputError(f"{path}: a folder without zarr.json or .zarray; expected a Zarr array; name one")
+def is_zarr(folder: str) -> bool:
+    return any(os.path.isfile(os.path.join(folder, name)) for name in ("zarr.json", ".zarray"))
 
 
-def _names_pickle(node: Any) -> bool:
-    """True when any codec of the metadata would unpickle chunks."""
-    if isinstance(node, dict):
-        named = [node.get(key) for key in ("id", "name")]
-        return any(isinstance(n, str) and "pickle" in n.lower() for n in named) or any(
-            map(_names_pickle, node.values())
-        )
-    return isinstance(node, list) and any(map(_names_pickle, node))
-
-
-def _open_zarr(path: str) -> Any:
-    import zarr
-
-    full, metadata = _zarr_metadata(path)
-    if not isinstance(metadata, dict) or metadata.get("node_type", "array") != "array":
-        inside = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
-        raise BadInputError(f"{full}: not an array; name one of those below it: {', '.join(inside)}")
-    codecs = {key: value for key, value in metadata.items() if key not in ("attributes", "fill_value")}
-    if _names_pickle(codecs):
-        raise BadInputError(f"{full}: a pickle codec; expected plain numbers; convert it first")
+@contextmanager
+def open_zarr(path: str, dataset: str | None) -> Iterator[Opened]:
+    """A Zarr array folder, version 2 or 3. A chunk that is not stored is the fill value: in Zarr that is legal data."""
+    if not is_zarr(path):
+        raise BadInputError(f"{path}: a folder without zarr.json or .zarray; expected a Zarr array; name one")
     try:
-        return zarr.open_array(store=path, mode="r")
-    except Exception as error:
-        raise BadInputError(f"{path}: zarr cannot open it ({error}); expected a Zarr v2 or v3 array") from error
-
-
-def describe_zarr(path: str, dataset: str | None) -> Layout:
-    """Layout of a Zarr array folder, version 2 or 3."""
-    array = _open_zarr(path)
-    return Layout(*two_dimensional(array.shape, path), accepted_dtype(array.dtype, path))
-
-
-def read_zarr(source: VectorFile, start: int, stop: int) -> np.ndarray:
-    """Rows of a Zarr array. A chunk that is not stored is the fill value: in Zarr that is legal data."""
-    array = _open_zarr(source.path)
-    check_unchanged(source, *two_dimensional(array.shape, source.path), accepted_dtype(array.dtype, source.path))
-    try:
-        return np.asarray(array[start:stop])
-    except (OSError, ValueError, RuntimeError) as error:
+        array = open_array(open_objects(path), "", strict=False)
+    except IntegrityError as error:
+        below = ", ".join(sorted(entry.name for entry in os.scandir(path) if entry.is_dir()))
         raise BadInputError(
-            f"{source.path}: rows {start} to {stop} cannot be decoded ({error}); copy it again"
+            f"{path}: not an array that Zarr can open ({error.__cause__}); "
+            f"{f'name one of those below it: {below}' if below else 'copy it again'}"
         ) from error
+
+    def read(start: int, stop: int) -> np.ndarray:
+        try:
+            return np.asarray(array[start:stop])
+        except (OSError, ValueError, RuntimeError) as error:
+            raise BadInputError(f"{path}: rows {start} to {stop} cannot be decoded ({error}); copy it again") from error
+
+    yield Opened(array.shape, array.dtype, read)

@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 
 from och_dist.errors import BadInputError
-from och_dist.sources.base import (
-    Layout,
-    VectorFile,
-    accepted_dtype,
-    check_unchanged,
-    choose_dataset,
-    missing_extra,
-)
+from och_dist.sources.base import Opened, choose_dataset, missing_extra
 
 MAGIC = b"PAR1"
 BATCH_BYTES = 4 << 20
@@ -42,26 +35,38 @@ def open_parquet(path: str) -> Iterator[Any]:
         raise BadInputError(f"{path}: not readable as parquet ({error}); fetch it again") from error
 
 
-def _is_list(kind: Any) -> bool:
-    import pyarrow.types as types
+@contextmanager
+def open_lists(path: str, dataset: str | None) -> Iterator[Opened]:
+    """The named or only column of lists of numbers; ``dim`` is the length of the first list."""
+    with open_parquet(path) as file:
+        columns = _list_columns(file)
+        name = choose_dataset(path, {k: str(v) for k, v in columns.items()}, dataset, kind="list column")
+        dtype = np.dtype(columns[name].value_type.to_pandas_dtype())
+        fixed = getattr(columns[name], "list_size", None)
+        dim = fixed if fixed is not None else _first_length(file, name, path)
 
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        def read(start: int, stop: int) -> np.ndarray:
+            out = np.empty((stop - start, dim), dtype)
+            size = max(1, BATCH_BYTES // (dim * dtype.itemsize))
+            for row, column in column_slices(file, path, name, start, stop, size):
+                out[row - start : row - start + len(column)] = _block(column, dim, path, name, row)
+            return out
+
+        yield Opened((file.metadata.num_rows, dim), dtype, read, name)
 
 
 def _list_columns(file: Any) -> dict[str, Any]:
     """Arrow types of the columns that hold lists of numbers."""
     import pyarrow.types as types
 
-    return {
-        field.name: field.type
-        for field in file.schema_arrow
-        if _is_list(field.type)
-        and (types.is_floating(field.type.value_type) or types.is_integer(field.type.value_type))
-    }
+    def is_list(kind: Any) -> bool:
+        return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
+    def is_number(kind: Any) -> bool:
+        return types.is_floating(kind) or types.is_integer(kind)
 
-def _dtype(kind: Any, path: str, name: str) -> str:
-    return accepted_dtype(kind.value_type.to_pandas_dtype(), f"{path}:{name}")
+    kinds = {field.name: field.type for field in file.schema_arrow}
+    return {name: kind for name, kind in kinds.items() if is_list(kind) and is_number(kind.value_type)}
 
 
 def _first_length(file: Any, name: str, path: str) -> int:
@@ -75,42 +80,32 @@ def _first_length(file: Any, name: str, path: str) -> int:
     return 0
 
 
-def describe_parquet(path: str, dataset: str | None) -> Layout:
-    """Layout of the named or only column of number lists; ``dim`` is the length of the first list."""
-    with open_parquet(path) as file:
-        columns = _list_columns(file)
-        name = choose_dataset(path, {k: str(v) for k, v in columns.items()}, dataset, kind="list column")
-        dtype = _dtype(columns[name], path, name)
-        fixed = getattr(columns[name], "list_size", None)
-        dim = fixed if fixed is not None else _first_length(file, name, path)
-        return Layout(file.metadata.num_rows, int(dim), dtype, name)
-
-
 def _bad_row(path: str, name: str, row: int, what: str) -> BadInputError:
     return BadInputError(
         f"{path}: row {row} of column {name!r} {what}; expected lists of one length, no nulls; repair it"
     )
 
 
-def _block(column: Any, source: VectorFile, first_row: int) -> np.ndarray:
+def first_null(column: Any) -> int:
+    """The place of the first null of an Arrow array that has one."""
+    return int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+
+
+def _block(column: Any, dim: int, path: str, name: str, first_row: int) -> np.ndarray:
     """A batch's list column as (rows, dim); ``first_row`` is its row number in the file."""
     import pyarrow.compute as compute
 
-    name = source.dataset or ""
     if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise _bad_row(source.path, name, first_row + row, "is null")
+        raise _bad_row(path, name, first_row + first_null(column), "is null")
     lengths = compute.list_value_length(column).to_numpy(zero_copy_only=False)
-    ragged = np.flatnonzero(lengths != source.dim)
+    ragged = np.flatnonzero(lengths != dim)
     if ragged.size:
         row = int(ragged[0])
-        what = f"has {lengths[row]} values instead of {source.dim}"
-        raise _bad_row(source.path, name, first_row + row, what)
+        raise _bad_row(path, name, first_row + row, f"has {lengths[row]} values instead of {dim}")
     values = column.flatten()
     if values.null_count:
-        row = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]) // source.dim
-        raise _bad_row(source.path, name, first_row + row, "holds a null value")
-    return values.to_numpy(zero_copy_only=False).reshape(-1, source.dim)
+        raise _bad_row(path, name, first_row + first_null(values) // dim, "holds a null value")
+    return values.to_numpy(zero_copy_only=False).reshape(-1, dim)
 
 
 def row_groups(file: Any, start: int, stop: int) -> tuple[list[int], int]:
@@ -133,17 +128,3 @@ def column_slices(file: Any, path: str, name: str, start: int, stop: int, size: 
         if row >= stop:
             return
     raise BadInputError(f"{path}: ends at row {row}, {stop} were expected; fetch it again")
-
-
-def read_parquet(source: VectorFile, start: int, stop: int) -> np.ndarray:
-    """Rows of a list column."""
-    out = np.empty((stop - start, source.dim), source.dtype)
-    name = source.dataset or ""
-    with open_parquet(source.path) as file:
-        kind = _list_columns(file).get(name)
-        dtype = _dtype(kind, source.path, name) if kind is not None else "nothing"
-        check_unchanged(source, file.metadata.num_rows, source.dim, dtype)
-        size = max(1, BATCH_BYTES // (source.dim * out.itemsize))
-        for row, column in column_slices(file, source.path, name, start, stop, size):
-            out[row - start : row - start + len(column)] = _block(column, source, row)
-    return out

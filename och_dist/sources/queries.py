@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ import numpy as np
 
 from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.kernels.moments import nonfinite_rows
+from och_dist.sources.base import is_accepted
 from och_dist.sources.joined import open_files
 from och_dist.store import open_corpus
 
-DTYPES = ("f2", "f4", "f8", "u1", "i1")
 LISTED_ROWS = 20
 HASHED_BYTES = 16 << 20
 
@@ -54,33 +54,31 @@ class Queries:
 def open_queries(queries: Any, *, dataset: str | None = None) -> Queries:
     """Queries from an array (n, d), a file, a glob, or a corpus."""
     if not isinstance(queries, str | Path):
-        return _array_queries(queries)
+        array = _checked_array(queries)
+        return _queries(array.shape, array.dtype, "the array", lambda start, stop: array[start:stop])
     text = str(queries)
     if Path(text, "versions").is_dir() or "://" in text:
         corpus = open_corpus(text)
         return Queries(corpus.rows, corpus.dim, corpus.fingerprint, text, corpus.read)
-    files = open_files([text], dataset=dataset, allow_empty=True)
-    shape, dtype = (files.rows, files.dim), np.dtype(files.dtype)
-    step = max(1, HASHED_BYTES // (files.dim * dtype.itemsize))
-    blocks = (files.read(start, min(start + step, files.rows)) for start in range(0, files.rows, step))
-    return Queries(*shape, _fingerprint(blocks, dtype, shape), text, files.read)
+    files = open_files(text, dataset=dataset, allow_empty=True)
+    return _queries((files.rows, files.dim), np.dtype(files.dtype), text, files.read)
 
 
-def _fingerprint(blocks: Iterable[np.ndarray], dtype: np.dtype, shape: tuple[int, ...]) -> str:
-    """sha256 of every byte: results are looked up by it, so a changed query must change it, wherever it lies."""
-    total = hashlib.sha256(f"{dtype.newbyteorder('<').str} {shape}".encode())
-    for block in blocks:
-        total.update(np.ascontiguousarray(block, dtype.newbyteorder("<")).data)
-    return total.hexdigest()
-
-
-def _array_queries(queries: Any) -> Queries:
+def _checked_array(queries: Any) -> np.ndarray:
     array = np.asarray(queries)
-    if array.ndim != 2 or array.dtype.str[1:] not in DTYPES:
+    if array.ndim != 2 or not is_accepted(array.dtype):
         raise BadInputError(
             f"queries are {array.dtype} of shape {array.shape}; give a 2-D array of float16, float32, float64, "
             "uint8 or int8, one query per row"
         )
-    native = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False))
-    fingerprint = _fingerprint([native], native.dtype, native.shape)
-    return Queries(len(native), native.shape[1], fingerprint, "the array", lambda start, stop: native[start:stop])
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+def _queries(shape: tuple[int, ...], dtype: np.dtype, source: str, read: Callable[[int, int], np.ndarray]) -> Queries:
+    """With the sha256 of every byte: results are looked up by it, so a changed query must change it."""
+    (rows, dim), little = shape, dtype.newbyteorder("<")
+    total = hashlib.sha256(f"{little.str} {shape}".encode())
+    step = max(1, HASHED_BYTES // max(1, dim * dtype.itemsize))
+    for start in range(0, rows, step):
+        total.update(np.ascontiguousarray(read(start, min(start + step, rows)), little).data)
+    return Queries(rows, dim, total.hexdigest(), source, read)

@@ -10,40 +10,67 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.sources import flat, nested, parquet
-from och_dist.sources.base import Layout, VectorFile, file_fingerprint, tree_fingerprint
+from och_dist.sources.base import ACCEPTED_DTYPES, Opened, file_fingerprint, is_accepted, readable, tree_fingerprint
+from och_dist.sources.flat import open_npy, open_vecs
+from och_dist.sources.id_files import IdFile
+from och_dist.sources.nested import open_hdf5, open_mat, open_zarr
+from och_dist.sources.parquet import open_lists
 
 
-class _Reader(NamedTuple):
-    describe: Callable[[str, str | None], Layout]
-    read: Callable[[VectorFile, int, int], np.ndarray]
-    named: bool  # whether dataset= means anything
+class Format(NamedTuple):
+    open: Callable[[str, str | None], AbstractContextManager[Opened]]
+    extensions: tuple[str, ...] = ()
+    named: bool = False  # whether dataset= means anything
 
 
-READERS = {
-    "fvecs": _Reader(partial(flat.describe_vecs, kind="fvecs"), flat.read_vecs, named=False),
-    "bvecs": _Reader(partial(flat.describe_vecs, kind="bvecs"), flat.read_vecs, named=False),
-    "npy": _Reader(flat.describe_npy, flat.read_npy, named=False),
-    "hdf5": _Reader(nested.describe_hdf5, nested.read_hdf5, named=True),
-    "mat": _Reader(nested.describe_mat, nested.read_mat, named=True),
-    "parquet": _Reader(parquet.describe_parquet, parquet.read_parquet, named=True),
-    "zarr": _Reader(nested.describe_zarr, nested.read_zarr, named=False),
+FORMATS = {
+    "fvecs": Format(partial(open_vecs, kind="fvecs"), (".fvecs",)),
+    "bvecs": Format(partial(open_vecs, kind="bvecs"), (".bvecs",)),
+    "npy": Format(open_npy, (".npy",)),
+    "hdf5": Format(open_hdf5, (".h5", ".hdf5"), named=True),
+    "mat": Format(open_mat, (".mat",), named=True),
+    "parquet": Format(open_lists, (".parquet",), named=True),
+    "zarr": Format(open_zarr),
 }
-EXTENSIONS = {
-    ".fvecs": "fvecs",
-    ".bvecs": "bvecs",
-    ".npy": "npy",
-    ".h5": "hdf5",
-    ".hdf5": "hdf5",
-    ".mat": "mat",
-    ".parquet": "parquet",
-}
+EXTENSIONS = {extension: name for name, format in FORMATS.items() for extension in format.extensions}
+
+
+@dataclass(frozen=True)
+class VectorFile:
+    """One file (or Zarr array) of vectors: small and picklable, so that a task can carry it to a worker.
+
+    ``dtype`` is the little-endian dtype string of what ``read_rows`` returns; ``dataset`` the name that was chosen
+    inside an HDF5, parquet or MATLAB file; ``fingerprint`` depends on content (and dataset) only; ``ids`` is the file
+    of the ids of its rows, if they have any.
+    """
+
+    path: str
+    format: str
+    rows: int
+    dim: int
+    dtype: str
+    fingerprint: str
+    mtime_ns: int
+    dataset: str | None = None
+    ids: IdFile | None = None
+
+    @property
+    def content(self) -> tuple[str, str | None]:
+        """What makes two files the same."""
+        return self.fingerprint, self.dataset
+
+    def describe(self) -> dict[str, Any]:
+        """The file as a manifest lists it, with its ids."""
+        about = {name: getattr(self, name) for name in ("path", "format", "rows", "fingerprint", "dataset")}
+        return about if self.ids is None else {**about, "ids": self.ids.describe()}
 
 
 def open_sources(patterns: Sequence[str], *, dataset: str | None = None, allow_empty: bool = False) -> list[VectorFile]:
@@ -75,25 +102,14 @@ def read_rows(source: VectorFile, start: int, stop: int) -> np.ndarray:
         raise UsageError(f"rows [{start}, {stop}) of {source.path}; expected a range of [0, {source.rows})")
     if start == stop:
         return np.empty((0, source.dim), source.dtype)
-    try:
-        block = READERS[source.format].read(source, start, stop)
-        return np.ascontiguousarray(block, source.dtype)
-    except OSError as error:
-        raise _unreadable(source.path, error) from error
-
-
-def _unreadable(path: str, error: OSError) -> BadInputError:
-    reason = error.strerror or str(error)
-    return BadInputError(f"{path}: cannot be read ({reason}); expected a file that all workers see; check the path")
-
-
-def _refuse_empty(path: str) -> None:
-    if os.path.isfile(path) and os.path.getsize(path) == 0:
-        raise _nothing_in(path, "0 bytes, ")
-
-
-def _nothing_in(path: str, what: str = "") -> BadInputError:
-    return BadInputError(f"{path}: {what}no rows, and no dimension either; expected vectors; fetch or write it again")
+    with readable(source.path), FORMATS[source.format].open(source.path, source.dataset) as found:
+        rows, dim, dtype = _layout(found, source.path)
+        if (rows, dim, dtype) != (source.rows, source.dim, source.dtype):
+            raise BadInputError(
+                f"{source.path}: now {rows} x {dim} of {dtype}, was {source.rows} x {source.dim} of "
+                f"{source.dtype} when it was opened; leave input files alone while they are read, and start again"
+            )
+        return np.ascontiguousarray(found.read(start, stop), source.dtype)
 
 
 def expand(pattern: str) -> list[str]:
@@ -123,22 +139,38 @@ def _format(path: str) -> str:
 def _open_source(path: str, dataset: str | None, *, allow_empty: bool) -> VectorFile:
     """Describe one file after its header, size and dtype were checked."""
     kind = _format(path)
-    if dataset is not None and not READERS[kind].named:
+    if dataset is not None and not FORMATS[kind].named:
         raise UsageError(f"dataset={dataset!r} for {path}: {kind} has no named parts; leave dataset out")
-    try:
-        _refuse_empty(path)
-        layout = READERS[kind].describe(path, dataset)
-        if layout.rows == 0 and layout.dim == 0:
+    with readable(path):
+        if os.path.isfile(path) and os.path.getsize(path) == 0:
+            raise _nothing_in(path, "0 bytes, ")
+        with FORMATS[kind].open(path, dataset) as found:
+            rows, dim, dtype = _layout(found, path)
+        if rows == 0 and dim == 0:
             raise _nothing_in(path)
-        if layout.rows == 0 and not allow_empty:
+        if rows == 0 and not allow_empty:
             raise BadInputError(f"{path}: no rows; expected at least one; leave the file out")
-        if layout.dim == 0:
+        if dim == 0:
             raise BadInputError(f"{path}: 0 values a row; expected at least 1; check how it was written")
         if kind == "zarr":
             fingerprint, mtime_ns = tree_fingerprint(path)
         else:
-            fingerprint = file_fingerprint(path, dataset=layout.dataset)
-            mtime_ns = os.stat(path).st_mtime_ns
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    return VectorFile(path, kind, layout.rows, layout.dim, layout.dtype, fingerprint, mtime_ns, layout.dataset)
+            fingerprint, mtime_ns = file_fingerprint(path, dataset=found.dataset), os.stat(path).st_mtime_ns
+    return VectorFile(path, kind, rows, dim, dtype, fingerprint, mtime_ns, found.dataset)
+
+
+def _nothing_in(path: str, what: str = "") -> BadInputError:
+    return BadInputError(f"{path}: {what}no rows, and no dimension either; expected vectors; fetch or write it again")
+
+
+def _layout(found: Opened, path: str) -> tuple[int, int, str]:
+    """(rows, dim, little-endian dtype string) of what holds vectors."""
+    if not is_accepted(found.dtype):
+        where = path if found.dataset is None else f"{path}:{found.dataset}"
+        raise BadInputError(
+            f"{where}: dtype {found.dtype}; expected one of {', '.join(ACCEPTED_DTYPES)}; convert the file first"
+        )
+    if len(found.shape) != 2:
+        raise BadInputError(f"{path}: shape {found.shape}; expected (rows, dim); reshape the array first")
+    rows, dim = map(int, found.shape)
+    return rows, dim, found.dtype.newbyteorder("<").str

@@ -9,15 +9,13 @@ import contextlib
 import ftplib
 import http.client
 import re
-import socket
 import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from och_dist.errors import BadInputError, UsageError
 
@@ -54,14 +52,14 @@ class Remote:
 
 @dataclass(frozen=True)
 class Answer:
-    """The file as it is now, and its bytes from ``offset`` on, b'' at the end.
+    """The file as it is now, and its bytes from ``offset`` on; the transfer begins with the first block.
 
     ``end_is_told`` when a whole transfer can be told from a cut one without knowing the size.
     """
 
     remote: Remote
     offset: int
-    read: Callable[[], bytes]
+    blocks: Iterator[bytes]
     end_is_told: bool
 
 
@@ -74,21 +72,10 @@ class OtherFileError(DroppedError):
 
 
 @contextmanager
-def ask_http(url: str, known: Remote, offset: int) -> Iterator[Answer]:
-    """Ask for the bytes from ``offset`` on of the file that is ``known``; the answer may begin at 0 instead."""
-    request = urllib.request.Request(url, headers={"User-Agent": "och-dist"})
-    validator = known.validator()
-    if offset and validator is not None:
-        request.add_header("Range", f"bytes={offset}-")
-        request.add_header("If-Range", validator)
-    with _open_http(request) as response:
-        yield _http_answer(url, known, offset, response)
-
-
-def _open_http(request: urllib.request.Request) -> Any:
-    url = request.full_url
+def _errors(url: str) -> Iterator[None]:
+    """What the libraries raise as the two kinds that matter: try again, or give up."""
     try:
-        return _opener().open(request, timeout=TIMEOUT_SECONDS)
+        yield
     except urllib.error.HTTPError as error:
         with error:
             if error.code == 416:  # what is here is longer than the file
@@ -100,73 +87,57 @@ def _open_http(request: urllib.request.Request) -> Any:
             ) from error
     except http.client.InvalidURL as error:
         raise UsageError(f"{url}: {error}; expected a valid address; correct it") from error
-    except (OSError, http.client.HTTPException) as error:
+    except ftplib.error_perm as error:
+        if BUSY.match(str(error)):
+            raise DroppedError(f"FTP {error}") from error
+        raise BadInputError(f"{url}: FTP {error}; expected the file; check the address") from error
+    except (OSError, EOFError, ValueError, http.client.HTTPException, ftplib.Error) as error:
+        # EOFError: the server closed the control connection; ValueError: a garbled answer to EPSV.
         if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
             raise BadInputError(f"{url}: {error}; expected a valid certificate; check it") from error
         raise DroppedError(str(error) or type(error).__name__) from error
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    """An opener for http and https only: no redirect may lead to a local file or another protocol."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPRedirectHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.UnknownHandler(),
-    ):
-        opener.add_handler(handler)
-    return opener
+@contextmanager
+def ask_http(url: str, known: Remote, offset: int) -> Iterator[Answer]:
+    """Ask for the bytes from ``offset`` on of the file that is ``known``; the answer may begin at 0 instead.
 
+    A redirect leads to no local file: urllib follows it to HTTP and FTP only.
+    """
+    request = urllib.request.Request(url, headers={"User-Agent": "och-dist"})
+    validator = known.validator()
+    if offset and validator is not None:
+        request.add_header("Range", f"bytes={offset}-")
+        request.add_header("If-Range", validator)
+    with _errors(url):
+        response = urllib.request.build_opener().open(request, timeout=TIMEOUT_SECONDS)
 
-def _http_answer(url: str, known: Remote, offset: int, response: Any) -> Answer:
-    """What follows, as the head of the answer tells it."""
+    def blocks() -> Iterator[bytes]:
+        with _errors(url):
+            while block := response.read1(BLOCK_BYTES):
+                yield block
 
-    def read() -> bytes:
-        try:
-            block: bytes = response.read1(BLOCK_BYTES)
-            return block
-        except (OSError, http.client.HTTPException) as error:
-            raise DroppedError(str(error) or type(error).__name__) from error
-
-    def described(total: str | None) -> Remote:
-        size = int(total) if total is not None else None
-        return Remote(url, response.headers.get("ETag"), response.headers.get("Last-Modified"), size)
-
-    if response.status == 200:
-        return Answer(described(response.headers.get("Content-Length")), 0, read, bool(response.chunked))
-    partial = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range") or "")
-    if response.status == 206 and partial and int(partial[1]) == offset:
-        remote = described(None if partial[2] == "*" else partial[2])
-        if remote.same_file(known):
-            return Answer(remote, offset, read, end_is_told=True)
-    raise OtherFileError(f"HTTP {response.status} does not continue the file at byte {offset}")
+    with response:
+        headers, total = response.headers, response.headers.get("Content-Length")
+        if response.status != 200:
+            partial = re.fullmatch(rf"bytes {offset}-\d+/(\d+|\*)", headers.get("Content-Range") or "")
+            total = partial[1].strip("*") if partial else None
+        remote = Remote(url, headers.get("ETag"), headers.get("Last-Modified"), int(total) if total else None)
+        if response.status == 200:
+            yield Answer(remote, 0, blocks(), bool(response.chunked))
+        elif response.status == 206 and partial and remote.same_file(known):
+            yield Answer(remote, offset, blocks(), end_is_told=True)
+        else:
+            raise OtherFileError(f"HTTP {response.status} does not continue the file at byte {offset}")
 
 
 @contextmanager
 def ask_ftp(url: str, known: Remote, offset: int) -> Iterator[Answer]:
     """The same over FTP, where a file is the ``known`` one when its time is told, and it and the size are equal."""
     host, port, path = split_ftp_url(url)
-    data: socket.socket | None = None
-    ftp = ftplib.FTP(timeout=TIMEOUT_SECONDS, encoding="latin-1")
-
-    def read() -> bytes:
-        nonlocal data
-        with _ftp_errors(url):
-            if data is None:
-                data = ftp.transfercmd(f"RETR {path}", rest=offset or None)
-            block = data.recv(BLOCK_BYTES)
-            # The final answer is waited for only where nothing else tells whether the file is whole: on a long
-            # transfer the idle control connection may be dead by then.
-            if not block and remote.total is None:
-                ftp.voidresp()
-            return block
-
-    try:
-        with _ftp_errors(url):
+    # Not "with ftp": that says QUIT, and waits for the answer of a server that may be gone.
+    with contextlib.closing(ftplib.FTP(timeout=TIMEOUT_SECONDS, encoding="latin-1")) as ftp:
+        with _errors(url):
             ftp.connect(host, port)
             ftp.login()
             ftp.voidcmd("TYPE I")
@@ -177,13 +148,17 @@ def ask_ftp(url: str, known: Remote, offset: int) -> Iterator[Answer]:
             fits = continues and (remote.total is None or offset < remote.total)
             if not (offset and fits and _ask_ftp_about(ftp, f"REST {offset}", r"(3).*")):
                 offset = 0
-        yield Answer(remote, offset, read, end_is_told=True)
-    finally:
-        # No QUIT: a server that is gone would make us wait for its answer.
-        with contextlib.suppress(OSError):
-            if data is not None:
-                data.close()
-            ftp.close()
+
+        def blocks() -> Iterator[bytes]:
+            with _errors(url), ftp.transfercmd(f"RETR {path}", rest=offset or None) as data:
+                while block := data.recv(BLOCK_BYTES):
+                    yield block
+                # The final answer is waited for only where nothing else tells whether the file is whole: on a long
+                # transfer the idle control connection may be dead by then.
+                if remote.total is None:
+                    ftp.voidresp()
+
+        yield Answer(remote, offset, blocks(), end_is_told=True)
 
 
 def _ask_ftp_about(ftp: ftplib.FTP, command: str, answer: str) -> str | None:
@@ -193,23 +168,6 @@ def _ask_ftp_about(ftp: ftplib.FTP, command: str, answer: str) -> str | None:
     except ftplib.error_perm:
         return None
     return found[1] if found else None
-
-
-@contextmanager
-def _ftp_errors(url: str) -> Iterator[None]:
-    """What ftplib raises as the two kinds that matter: try again, or give up."""
-    try:
-        yield
-    except ftplib.error_perm as error:
-        if BUSY.match(str(error)):
-            raise DroppedError(f"FTP {error}") from error
-        raise BadInputError(f"{url}: FTP {error}; expected the file; check the address") from error
-    except EOFError as error:
-        raise DroppedError("the server closed the control connection") from error
-    except (ftplib.Error, ValueError) as error:  # a ValueError is a garbled answer to EPSV
-        raise DroppedError(f"FTP {error}") from error
-    except OSError as error:
-        raise DroppedError(str(error) or type(error).__name__) from error
 
 
 def split_ftp_url(url: str) -> tuple[str, int, str]:

@@ -18,14 +18,14 @@ from och_dist.errors import BadInputError, IntegrityError
 from och_dist.store.arrays import METADATA, ArraySpec, is_plain, open_array, open_layout, read_plain_chunk, read_rows
 from och_dist.store.ids import IdLayout, ids_prefix, ids_text
 from och_dist.store.manifest import (
+    Version,
     VersionRef,
-    adjoin,
-    check_kind,
-    pack_digests,
+    open_remembered,
+    pack_numbers,
     read_document,
     read_latest,
     read_version,
-    unpack_digests,
+    unpack_numbers,
 )
 from och_dist.store.objects import Objects, open_objects
 
@@ -51,6 +51,10 @@ class Segment:
     id_digests: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @property
+    def folder(self) -> str:
+        return f"segments/{self.id}"
+
+    @property
     def ids_spec(self) -> ArraySpec | None:
         """Layout of the ids, None without any."""
         return None if self.ids is None else self.ids.spec(self.stop - self.start, self.chunk_rows)
@@ -62,12 +66,12 @@ class Segment:
             "stop": self.stop,
             "chunk_rows": self.chunk_rows,
             "codec": self.codec,
-            "digests": pack_digests(self.digests),
+            "digests": pack_numbers(self.digests),
             "sources": list(self.sources),
             "dropped": self.dropped,
         }
         if self.ids is not None and self.id_digests is not None:
-            body["ids"] = {**self.ids.to_json(), "digests": pack_digests(self.id_digests)}
+            body["ids"] = {**self.ids.to_json(), "digests": pack_numbers(self.id_digests)}
         return body
 
     @classmethod
@@ -86,12 +90,12 @@ class Segment:
                 stop=stop,
                 chunk_rows=chunk_rows,
                 codec=str(entry["codec"]),
-                digests=unpack_digests(entry["digests"], n_chunks, where),
+                digests=unpack_numbers(entry["digests"], n_chunks, where),
                 sources=sources,
                 dropped=int(entry["dropped"]),
                 prefix=vectors_prefix(name),
                 ids=None if ids is None else IdLayout.from_json(ids),
-                id_digests=None if ids is None else unpack_digests(ids["digests"], n_chunks, where),
+                id_digests=None if ids is None else unpack_numbers(ids["digests"], n_chunks, where),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"{where} lists an impossible segment ({error}); restore it from a copy") from None
@@ -102,8 +106,10 @@ def vectors_prefix(segment_id: str) -> str:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class Corpus(Version):
     """One version of a corpus, or a single existing Zarr array used as it is (``version`` 0)."""
+
+    kind = "corpus"
 
     url: str
     version: int
@@ -111,18 +117,10 @@ class Corpus:
     dtype: str
     segments: tuple[Segment, ...]
 
-    @property
-    def objects(self) -> Objects:
-        return open_objects(self.url)
-
     @cached_property
     def ref(self) -> CorpusRef:
         """What a task carries to a worker in place of all this."""
         return CorpusRef(self.url, self.version, self.fingerprint if self.version else "")
-
-    @property
-    def rows(self) -> int:
-        return self.segments[-1].stop if self.segments else 0
 
     @property
     def nbytes(self) -> int:
@@ -192,17 +190,13 @@ class Corpus:
 
     def _vectors(self, segment: Segment, low: int, high: int) -> np.ndarray:
         """Vectors (high - low, dim) of local rows of a segment."""
-        spec, chunk = self._spec(segment), low // segment.chunk_rows
-        if segment.prefix and high <= (chunk + 1) * segment.chunk_rows and _plain(self.url, segment.prefix, spec):
-            first, last = low - chunk * segment.chunk_rows, high - chunk * segment.chunk_rows
-            return read_plain_chunk(open_objects(self.url), segment.prefix, spec, chunk)[first:last]
-        block = read_rows(_open_vectors(self.url, segment.prefix, spec), low, high)
-        return block if block.dtype == np.dtype(self.dtype) else block.astype(self.dtype)
+        spec = ArraySpec(segment.stop - segment.start, self.dim, self.dtype, segment.chunk_rows)
+        return _read_stored(self.url, segment.prefix, spec, low, high).astype(self.dtype, copy=False)
 
     def _ids(self, segment: Segment, low: int, high: int) -> np.ndarray:
         """Ids (high - low, width) of local rows of a segment, as they are stored."""
         assert segment.ids_spec is not None  # narrows the type: all segments have ids, or none
-        return read_rows(_open_ids(self.url, ids_prefix(segment.id), segment.ids_spec), low, high)
+        return _read_stored(self.url, ids_prefix(segment.id), segment.ids_spec, low, high)
 
     def _require_ids(self) -> None:
         if self.ids is None:
@@ -230,10 +224,8 @@ class Corpus:
         """Ids (m,), int64 or str, of any global ``rows`` (m,), repeats allowed; each chunk needed is read once."""
         self._require_ids()
         parts = [(places, ids_text(block)) for places, block in self._gather(rows, self._ids)]
-        kind = (
-            np.result_type(*(ids for _, ids in parts)) if parts else np.dtype("<i8" if self.ids == "int64" else "<U1")
-        )
-        out = np.empty(len(rows), kind)
+        kinds = [ids.dtype for _, ids in parts] or [np.dtype("<i8" if self.ids == "int64" else "<U1")]
+        out = np.empty(len(rows), np.result_type(*kinds))
         for places, ids in parts:
             out[places] = ids
         return out
@@ -265,9 +257,6 @@ class Corpus:
     def _stops(self) -> list[int]:
         return [segment.stop for segment in self.segments]
 
-    def _spec(self, segment: Segment) -> ArraySpec:
-        return ArraySpec(segment.stop - segment.start, self.dim, self.dtype, segment.chunk_rows)
-
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop) as one array (rows, dim)."""
         blocks = [block for _, block in self.blocks(start, stop)]
@@ -285,37 +274,41 @@ class Corpus:
         return total.hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "format": 1 if self.ids is None else 2,  # 2: with ids, which a writer of 1 would drop
-            "kind": "corpus",
-            "version": self.version,
-            "parent": self.version - 1,
-            "rows": self.rows,
-            "dim": self.dim,
-            "dtype": self.dtype,
-            "segments": [segment.to_json() for segment in self.segments],
-        }
+        ids = 1 if self.ids is None else 2  # 2: with ids, which a writer of 1 would drop
+        return {**super().to_json(), "format": ids, "dim": self.dim, "dtype": self.dtype}
+
+    @classmethod
+    def _parse(cls, url: str, body: dict[str, Any], where: str) -> Corpus:
+        segments = tuple(Segment.from_json(entry, where) for entry in body["segments"])
+        return cls(url, int(body["version"]), int(body["dim"]), str(body["dtype"]), segments)
+
+    def _check(self, where: str) -> None:
+        if self.dtype not in DTYPES or self.dim < 1 or len(self.folders) < len(self.segments):
+            raise IntegrityError(f"{where} does not add up: dim {self.dim}, dtype {self.dtype}, {self.folders}")
+        if len({segment.ids and segment.ids.kind for segment in self.segments}) > 1:
+            raise IntegrityError(f"{where} mixes kinds of ids; restore the manifest from a copy")
 
 
 @lru_cache(maxsize=64)
-def _open_ids(url: str, prefix: str, spec: ArraySpec) -> zarr.Array:
-    return open_layout(open_objects(url), prefix, spec)
-
-
-@lru_cache(maxsize=64)
-def _open_vectors(url: str, prefix: str, spec: ArraySpec) -> zarr.Array:
-    """The array of a segment, checked against the manifest; that of an adopted corpus against what was opened."""
+def _opened(url: str, prefix: str, spec: ArraySpec) -> tuple[zarr.Array, bool]:
+    """An array of a segment, checked against the manifest (that of an adopted corpus against what was opened), and
+    whether its chunks can be read without Zarr."""
     if prefix:
-        return open_layout(open_objects(url), prefix, spec)
+        array = open_layout(open_objects(url), prefix, spec)
+        return array, is_plain(array)
     array = open_array(open_objects(url), prefix)
     if (array.shape, _little(array)) != ((spec.rows, spec.width), spec.dtype):
         raise IntegrityError(f"{url} is now {array.dtype} {array.shape}: it changed since it was opened; run again")
-    return array
+    return array, False
 
 
-@lru_cache(maxsize=64)
-def _plain(url: str, prefix: str, spec: ArraySpec) -> bool:
-    return is_plain(_open_vectors(url, prefix, spec))
+def _read_stored(url: str, prefix: str, spec: ArraySpec, low: int, high: int) -> np.ndarray:
+    """Rows [low, high) of an array, which lie in one chunk."""
+    array, plain = _opened(url, prefix, spec)
+    if not plain:
+        return read_rows(array, low, high)
+    chunk, first = divmod(low, spec.chunk_rows)
+    return read_plain_chunk(open_objects(url), prefix, spec, chunk)[first : first + high - low]
 
 
 def _little(array: zarr.Array) -> str:
@@ -328,7 +321,7 @@ def open_corpus(url: str, version: int | None = None) -> Corpus:
     objects = open_objects(url)
     body = read_latest(objects) if version is None else read_version(objects, version) if version else None
     if body is not None:
-        return _from_json(objects.url, body)
+        return Corpus.from_json(objects.url, body)
     if _metadata(objects) is not None:
         return _adopt(objects)
     raise BadInputError(
@@ -337,47 +330,20 @@ def open_corpus(url: str, version: int | None = None) -> Corpus:
     )
 
 
-def find_corpus(url: str) -> Corpus | None:
-    """The newest published corpus at ``url``, None when there is none yet."""
-    body = read_latest(open_objects(url))
-    return None if body is None else _from_json(open_objects(url).url, body)
+find_corpus = Corpus.find
 
 
 class CorpusRef(VersionRef):
     """A corpus version as tasks carry it. An adopted array (``version`` 0) has no fingerprint."""
 
     def open(self) -> Corpus:
-        """:func:`open_corpus` with a memory: a version is known by its content, an adopted array by its metadata."""
-        return _remembered(self, None if self.version else _metadata(open_objects(self.url)))
-
-
-@lru_cache(maxsize=16)
-def _remembered(ref: CorpusRef, layout: bytes | None) -> Corpus:
-    corpus = open_corpus(ref.url, ref.version)
-    ref.require(corpus.ref)
-    return corpus
+        layout = None if self.version else _metadata(open_objects(self.url))
+        corpus: Corpus = open_remembered(self, open_corpus, layout)
+        return corpus
 
 
 def _metadata(objects: Objects) -> bytes | None:
     return next((data for name in ("zarr.json", ".zarray") if (data := read_document(objects, name)) is not None), None)
-
-
-def _from_json(url: str, body: dict[str, Any]) -> Corpus:
-    where = f"version {body.get('version')} of {url}"
-    check_kind(body, "corpus", where)
-    try:
-        segments = tuple(Segment.from_json(entry, where) for entry in body["segments"])
-        dim, dtype = int(body["dim"]), str(body["dtype"])
-        rows, version = int(body["rows"]), int(body["version"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{where} is incomplete ({error}); restore it from a copy") from None
-    ranges = [(segment.start, segment.stop) for segment in segments]
-    distinct = len({segment.id for segment in segments}) == len(segments)
-    if dtype not in DTYPES or dim < 1 or not distinct or not adjoin(ranges, rows):
-        raise IntegrityError(f"{where} does not add up: dim {dim}, dtype {dtype}, {rows} rows in {ranges}")
-    if len({segment.ids and segment.ids.kind for segment in segments}) > 1:
-        raise IntegrityError(f"{where} mixes kinds of ids; restore the manifest from a copy")
-    return Corpus(url, version, dim, dtype, segments)
 
 
 def _adopt(objects: Objects) -> Corpus:

@@ -10,22 +10,19 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-import zarr
 
 from och_dist.errors import BadInputError, IntegrityError
-from och_dist.store.arrays import ArraySpec, open_layout, read_plain_chunk, read_rows
+from och_dist.store.arrays import ArraySpec, open_layout, read_plain_chunk
 from och_dist.store.jobs import Job
 from och_dist.store.manifest import (
+    Version,
     VersionRef,
-    adjoin,
     canonical,
-    check_kind,
-    pack_digests,
+    open_remembered,
     pack_numbers,
     read_latest,
     read_version,
     sha256,
-    unpack_digests,
     unpack_numbers,
     version_key,
 )
@@ -61,6 +58,10 @@ class IndexSegment:
         return self.job.stop
 
     @property
+    def folder(self) -> str:
+        return self.job.folder
+
+    @property
     def inputs(self) -> tuple[tuple[int, int, str], ...]:
         """(start, stop, digest of the vectors) of all rows, as they were encoded."""
         return self.sources or ((self.start, self.stop, self.job.input),)
@@ -73,12 +74,12 @@ class IndexSegment:
         return int(self.starts[chunk]), self.stop if last else int(self.starts[chunk + 1])
 
     def to_json(self) -> dict[str, Any]:
-        body = {"job": self.job.id, **self.job.to_json(), "digests": pack_digests(self.digests)}
+        body = {"job": self.job.id, **self.job.to_json(), "digests": pack_numbers(self.digests)}
         if self.sources:
             body["sources"] = [list(source) for source in self.sources]
         if self.starts is not None and self.row_digests is not None:
             body["starts"] = pack_numbers(self.starts, "<i8")
-            body["row_digests"] = pack_digests(self.row_digests)
+            body["row_digests"] = pack_numbers(self.row_digests)
         return body
 
     @classmethod
@@ -88,7 +89,7 @@ class IndexSegment:
             raise IntegrityError(
                 f"{where} lists job {entry.get('job')!r}, but its content makes {job.id}; restore it from a copy"
             )
-        digests = unpack_digests(entry.get("digests", ""), job.spec.n_chunks, where)
+        digests = unpack_numbers(entry.get("digests", ""), job.spec.n_chunks, where)
         if job.kept is None:
             return cls(job, digests)
         sources = tuple((int(start), int(stop), str(source)) for start, stop, source in entry["sources"])
@@ -99,14 +100,14 @@ class IndexSegment:
             )
         if job.whole:
             return cls(job, digests, sources)
-        starts = unpack_numbers(entry["starts"], "<i8", job.spec.n_chunks, where)
+        starts = unpack_numbers(entry["starts"], job.spec.n_chunks, where, "<i8")
         counts = np.diff(np.append(np.arange(0, job.stored_rows, job.chunk_rows), job.stored_rows))
         room = np.diff(np.append(starts, job.stop))
         if len(starts) and (starts[0] != job.start or np.any(room < counts)):
             raise IntegrityError(
                 f"{where} lists a compacted segment whose chunks do not adjoin; restore it from a copy"
             )
-        return cls(job, digests, sources, starts, unpack_digests(entry["row_digests"], job.spec.n_chunks, where))
+        return cls(job, digests, sources, starts, unpack_numbers(entry["row_digests"], job.spec.n_chunks, where))
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,10 @@ class CodeChunk:
 
 
 @dataclass(frozen=True)
-class Index:
-    """One version of an index. It stays readable and unchanged while later versions are published."""
+class Index(Version):
+    """One version of an index."""
+
+    kind = "index"
 
     url: str
     version: int
@@ -131,18 +134,10 @@ class Index:
     segments: tuple[IndexSegment, ...]
     tombstones: tuple[Tombstones, ...] = ()
 
-    @property
-    def objects(self) -> Objects:
-        return open_objects(self.url)
-
     @cached_property
     def ref(self) -> IndexRef:
         """What a task carries to a worker in place of all this."""
         return IndexRef(self.url, self.version, sha256(canonical(self.to_json())))
-
-    @property
-    def rows(self) -> int:
-        return self.segments[-1].stop if self.segments else 0
 
     @property
     def live_rows(self) -> int:
@@ -187,25 +182,33 @@ class Index:
 
     def read(self, chunk: CodeChunk) -> np.ndarray:
         """Packed codes (rows, bytes) of one chunk."""
-        job = self.segments[chunk.segment].job
-        with self._not_collected():
-            _array(self.url, f"{job.folder}/codes", job.spec)  # its metadata must say what the manifest does
-            return read_plain_chunk(self.objects, f"{job.folder}/codes", job.spec, chunk.chunk)
+        segment = self.segments[chunk.segment]
+        return self._read("codes", segment.job.spec, chunk, segment.digests)
 
     def row_numbers(self, chunk: CodeChunk) -> np.ndarray | None:
         """Global rows (m,) int64, ascending, of the codes of a chunk; None when they are all of [start, stop)."""
-        job = self.segments[chunk.segment].job
-        low, high = job.spec.bounds(chunk.chunk)
-        if high - low == chunk.stop - chunk.start:
+        segment = self.segments[chunk.segment]
+        low, high = segment.job.spec.bounds(chunk.chunk)
+        if segment.row_digests is None or high - low == chunk.stop - chunk.start:
             return None
-        with self._not_collected():
-            rows = read_rows(_array(self.url, f"{job.folder}/rows", job.rows_spec), low, high)[:, 0]
+        rows = self._read("rows", segment.job.rows_spec, chunk, segment.row_digests)[:, 0]
         if rows[0] < chunk.start or rows[-1] >= chunk.stop or np.any(rows[1:] <= rows[:-1]):
             raise IntegrityError(
-                f"the row numbers of chunk {chunk.chunk} of {self.url}/{job.folder} are damaged; "
+                f"the row numbers of chunk {chunk.chunk} of {self.url}/{segment.folder} are damaged; "
                 "'och verify --repair' mends them"
             )
         return rows
+
+    def all_row_numbers(self, chunk: CodeChunk) -> np.ndarray:
+        """Global rows (m,) int64, ascending, of the codes of a chunk."""
+        rows = self.row_numbers(chunk)
+        return np.arange(chunk.start, chunk.stop) if rows is None else rows
+
+    def _read(self, part: str, spec: ArraySpec, chunk: CodeChunk, digests: np.ndarray) -> np.ndarray:
+        prefix = f"{self.segments[chunk.segment].folder}/{part}"
+        with self._not_collected():
+            _check_layout(self.url, prefix, spec)
+            return read_plain_chunk(self.objects, prefix, spec, chunk.chunk, stated=int(digests[chunk.chunk]))
 
     def live(self, chunk: CodeChunk) -> np.ndarray | None:
         """bool (m,): which of the codes that :meth:`read` returns are not deleted; None if none of them is."""
@@ -245,18 +248,30 @@ class Index:
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **super().to_json(),
             # 2: with deleted rows or compacted segments, which a reader of 1 would not see
             "format": 2 if self.tombstones or any(segment.sources for segment in self.segments) else 1,
-            "kind": "index",
-            "version": self.version,
-            "parent": self.version - 1,
             "model": self.model,
             "bits": self.bits,
-            "rows": self.rows,
             "corpus": self.corpus,
-            "segments": [segment.to_json() for segment in self.segments],
             "tombstones": [entry.to_json() for entry in self.tombstones],
         }
+
+    @classmethod
+    def _parse(cls, url: str, body: dict[str, Any], where: str) -> Index:
+        segments = tuple(IndexSegment.from_json(entry, where) for entry in body["segments"])
+        gone = tuple(Tombstones.from_json(entry) for entry in body.get("tombstones", ()))
+        about = (int(body["version"]), str(body["model"]), int(body["bits"]), dict(body["corpus"]))
+        return cls(url, *about, segments, gone)
+
+    def _check(self, where: str) -> None:
+        if {(segment.job.model, segment.job.bits) for segment in self.segments} != {(self.model, self.bits)}:
+            raise IntegrityError(f"{where} mixes models; restore the manifest from a copy")
+        check_tombstones(self.tombstones, self.rows, where)
+        if self.stored_rows < self.live_rows:
+            raise IntegrityError(
+                f"{where} holds {self.stored_rows} codes for {self.live_rows} rows; restore the manifest"
+            )
 
 
 def model_objects(index_url: str) -> Objects:
@@ -265,8 +280,9 @@ def model_objects(index_url: str) -> Objects:
 
 
 @lru_cache(maxsize=64)
-def _array(url: str, prefix: str, spec: ArraySpec) -> zarr.Array:
-    return open_layout(open_objects(url), prefix, spec)
+def _check_layout(url: str, prefix: str, spec: ArraySpec) -> None:
+    """The metadata of an array must say what the manifest does."""
+    open_layout(open_objects(url), prefix, spec)
 
 
 def open_version(url: str, version: int | None = None) -> Index:
@@ -275,53 +291,18 @@ def open_version(url: str, version: int | None = None) -> Index:
     body = read_latest(objects) if version is None else read_version(objects, version)
     if body is None:
         raise BadInputError(f"{objects.url} holds no published index; make one with 'och encode CORPUS {objects.url}'")
-    return index_from_json(objects.url, body)
+    return Index.from_json(objects.url, body)
 
 
-def find_index(url: str) -> Index | None:
-    """The newest published version at ``url``, None when there is none yet."""
-    objects = open_objects(url)
-    body = read_latest(objects)
-    return None if body is None else index_from_json(objects.url, body)
+find_index = Index.find
 
 
 class IndexRef(VersionRef):
     """An index version as tasks carry it."""
 
     def open(self) -> Index:
-        """:func:`open_version` with a memory, by content."""
-        return _remembered(self)
-
-
-@lru_cache(maxsize=16)
-def _remembered(ref: IndexRef) -> Index:
-    index = open_version(ref.url, ref.version)
-    ref.require(index.ref)
-    return index
-
-
-def index_from_json(url: str, body: dict[str, Any]) -> Index:
-    where = f"version {body.get('version')} of {url}"
-    check_kind(body, "index", where)
-    try:
-        segments = tuple(IndexSegment.from_json(entry, where) for entry in body["segments"])
-        gone = tuple(Tombstones.from_json(entry) for entry in body.get("tombstones", ()))
-        about = (int(body["version"]), str(body["model"]), int(body["bits"]), dict(body["corpus"]))
-        index = Index(url, *about, segments, gone)
-        rows = int(body["rows"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{where} is incomplete ({error}); restore it from a copy") from None
-    ranges = [(segment.start, segment.stop) for segment in segments]
-    if not adjoin(ranges, rows):
-        raise IntegrityError(f"{where} does not add up: {rows} rows in segments {ranges}")
-    if {(segment.job.model, segment.job.bits) for segment in segments} != {(index.model, index.bits)}:
-        raise IntegrityError(f"{where} mixes models; restore the manifest from a copy")
-    check_tombstones(index.tombstones, rows, where)
-    if index.stored_rows < index.live_rows:
-        raise IntegrityError(
-            f"{where} holds {index.stored_rows} codes for {index.live_rows} rows; restore the manifest"
-        )
-    return index
+        index: Index = open_remembered(self, open_version)
+        return index
 
 
 def next_version(index: Index | None, segments: tuple[IndexSegment, ...], corpus: dict[str, Any], url: str) -> Index:

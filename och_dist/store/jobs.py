@@ -59,6 +59,11 @@ class Job:
         """Layout of the row numbers beside the codes, where some rows were dropped."""
         return ArraySpec(self.stored_rows, 1, "<i8", self.chunk_rows)
 
+    @property
+    def ones_spec(self) -> ArraySpec:
+        """Layout of the folded records: one chunk with the set bits of every chunk of codes."""
+        return ArraySpec(self.spec.n_chunks, self.bits, "<i8", self.spec.n_chunks)
+
     def rows(self, chunk: int) -> tuple[int, int]:
         """Global rows [start, stop) of one chunk of a job that is :attr:`whole`."""
         low, high = self.spec.bounds(chunk)

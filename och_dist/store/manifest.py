@@ -10,14 +10,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import lru_cache
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError
-from och_dist.store.objects import Objects
+from och_dist.store.objects import Objects, open_objects
 
 MAX_MANIFEST_BYTES = 256 << 20
 FORMATS = (1, 2)
@@ -53,12 +54,12 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
     return dict(body)
 
 
-def pack_numbers(numbers: np.ndarray, dtype: str) -> str:
-    """Numbers of a little-endian ``dtype`` as base64."""
+def pack_numbers(numbers: np.ndarray, dtype: str = "<u4") -> str:
+    """Numbers as base64; crc32c are ``<u4``, so that 100,000 chunks fit in half a megabyte of manifest."""
     return base64.b64encode(np.ascontiguousarray(numbers, dtype=dtype).tobytes()).decode()
 
 
-def unpack_numbers(text: str, dtype: str, count: int, where: str) -> np.ndarray:
+def unpack_numbers(text: str, count: int, where: str, dtype: str = "<u4") -> np.ndarray:
     try:
         numbers = np.frombuffer(base64.b64decode(text, validate=True), dtype=dtype)
     except (ValueError, TypeError) as error:
@@ -66,15 +67,6 @@ def unpack_numbers(text: str, dtype: str, count: int, where: str) -> np.ndarray:
     if len(numbers) != count:
         raise IntegrityError(f"{where} holds {len(numbers)} chunk digests, expected {count}; restore it from a copy")
     return numbers
-
-
-def pack_digests(digests: np.ndarray) -> str:
-    """uint32 checksums as base64, so that 100,000 chunks fit in half a megabyte of manifest."""
-    return pack_numbers(digests, "<u4")
-
-
-def unpack_digests(text: str, count: int, where: str) -> np.ndarray:
-    return unpack_numbers(text, "<u4", count, where)
 
 
 def version_key(number: int) -> str:
@@ -138,17 +130,78 @@ def commit_version(objects: Objects, body: dict[str, Any]) -> bool:
     return True
 
 
-class Published(Protocol):
-    """A version of a corpus or an index."""
+class Version:
+    """One version of a corpus or an index: rows in segments that adjoin, listed by a manifest.
+
+    It stays readable and unchanged while later ones are published.
+    """
+
+    kind: ClassVar[str]
+    url: str
+    version: int
+    segments: tuple[Any, ...]
 
     @property
-    def version(self) -> int: ...
+    def objects(self) -> Objects:
+        return open_objects(self.url)
 
-    def to_json(self) -> dict[str, Any]: ...
+    @property
+    def rows(self) -> int:
+        return self.segments[-1].stop if self.segments else 0
+
+    @property
+    def folders(self) -> set[str]:
+        """Where the segments lie."""
+        return {segment.folder for segment in self.segments}
+
+    @classmethod
+    def find(cls, url: str) -> Self | None:
+        """The newest published version at ``url``, None when there is none yet."""
+        objects = open_objects(url)
+        body = read_latest(objects)
+        return None if body is None else cls.from_json(objects.url, body)
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest."""
+        return {
+            "kind": self.kind,
+            "version": self.version,
+            "parent": self.version - 1,
+            "rows": self.rows,
+            "segments": [segment.to_json() for segment in self.segments],
+        }
+
+    @classmethod
+    def from_json(cls, url: str, body: dict[str, Any]) -> Self:
+        """What a manifest lists; not that of something else, nor of a format that came after this package."""
+        where = f"version {body.get('version')} of {url}"
+        if body.get("kind") != cls.kind or body.get("format") not in FORMATS:
+            raise BadInputError(
+                f"{where} is of kind {body.get('kind')!r}, format {body.get('format')!r}; "
+                f"{'an' if cls.kind == 'index' else 'a'} {cls.kind} of format {' or '.join(map(str, FORMATS))} is "
+                "needed here"
+            )
+        try:
+            found, rows = cls._parse(url, body, where), int(body["rows"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"{where} is incomplete ({error}); restore it from a copy") from None
+        ranges = [(segment.start, segment.stop) for segment in found.segments]
+        ends = [0, *(stop for _, stop in ranges)]
+        if not ranges or [start for start, _ in ranges] != ends[:-1] or ends[-1] != rows:
+            raise IntegrityError(f"{where} does not add up: {rows} rows in segments {ranges}")
+        found._check(where)
+        return found
+
+    @classmethod
+    def _parse(cls, url: str, body: dict[str, Any], where: str) -> Self:
+        raise NotImplementedError
+
+    def _check(self, where: str) -> None:
+        """:class:`IntegrityError` unless it can be: its segments adjoin."""
 
 
-Current = TypeVar("Current", bound=Published | None)
-Next = TypeVar("Next", bound=Published)
+Current = TypeVar("Current", bound=Version | None)
+Next = TypeVar("Next", bound=Version)
 
 
 def commit(objects: Objects, find: Callable[[str], Current], change: Callable[[Current], Next]) -> tuple[Current, Next]:
@@ -174,21 +227,6 @@ def commit(objects: Objects, find: Callable[[str], Current], change: Callable[[C
     )
 
 
-def check_kind(body: dict[str, Any], kind: str, where: str) -> None:
-    """Refuse the manifest of something else, or of a format that came after this version of the package."""
-    if body.get("kind") != kind or body.get("format") not in FORMATS:
-        raise BadInputError(
-            f"{where} is of kind {body.get('kind')!r}, format {body.get('format')!r}; "
-            f"{'an' if kind == 'index' else 'a'} {kind} of format {' or '.join(map(str, FORMATS))} is needed here"
-        )
-
-
-def adjoin(ranges: Sequence[tuple[int, int]], rows: int) -> bool:
-    """Whether there are ranges, and they lead from row 0 to ``rows`` without a gap."""
-    ends = [0, *(stop for _, stop in ranges)]
-    return bool(ranges) and [start for start, _ in ranges] == ends[:-1] and ends[-1] == rows
-
-
 @dataclass(frozen=True)
 class VersionRef:
     """A version, small enough to travel with every task: its place, its number, and what its content is known by."""
@@ -197,10 +235,18 @@ class VersionRef:
     version: int
     fingerprint: str
 
-    def require(self, found: VersionRef) -> None:
-        """A worker outlives jobs, and a store may be removed and made anew at the same place meanwhile."""
-        if found != self:
-            raise IntegrityError(
-                f"version {self.version} of {self.url} is not the one that this job was planned with: it was replaced "
-                "meanwhile, or lies at another place on this machine; run the command again"
-            )
+
+@lru_cache(maxsize=32)
+def open_remembered(ref: VersionRef, open_: Callable[[str, int], Any], layout: bytes | None = None) -> Any:
+    """What ``open_`` makes of a reference, kept for later tasks: a version is known by its content, and an array that
+    is used as it is by its ``layout``.
+
+    A worker outlives jobs, and a store may be removed and made anew at the same place meanwhile.
+    """
+    found = open_(ref.url, ref.version)
+    if found.ref != ref:
+        raise IntegrityError(
+            f"version {ref.version} of {ref.url} is not the one that this job was planned with: it was replaced "
+            "meanwhile, or lies at another place on this machine; run the command again"
+        )
+    return found

@@ -149,9 +149,10 @@ def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
 def _load_array(
     objects: Objects, address: str, name: str, stated: tuple[str, tuple[int, ...]], digest: str
 ) -> np.ndarray:
-    """An array whose size, hash and header are those that the model states, compared in this order."""
+    """An array whose size, hash and header are those that the model states, compared in this order, so that nothing of
+    another size is read or allocated."""
     where, (dtype, shape) = f"array {name!r} of model {address[:16]}", stated
-    key, expected = f"{address}/{name}.npy", _nbytes(*stated)
+    key, expected = f"{address}/{name}.npy", _nbytes(dtype, shape)
     size = objects.size(key)
     if size is None or not expected <= size <= expected + 4096:
         raise IntegrityError(f"{where} is stated as {dtype} {shape} but stored in {size} bytes; restore the model")
@@ -160,11 +161,6 @@ def _load_array(
         raise IntegrityError(
             f"{where} does not match its sha256; restore the model, or remove its folder and train again"
         )
-    return _parse_array(data, dtype, shape, where)
-
-
-def _parse_array(data: bytes, dtype: str, shape: tuple[int, ...], where: str) -> np.ndarray:
-    """The array of an .npy text; its header must say what is stated, so that nothing of another size is allocated."""
     stream = io.BytesIO(data)
     try:
         if np.lib.format.read_magic(stream) != (1, 0):

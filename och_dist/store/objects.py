@@ -1,7 +1,7 @@
 """Objects under string keys, in a directory or an object store, written once and never overwritten.
 
-Everything durable goes through :meth:`Objects.put`, a put-if-absent that answers *won* or *lost but equal* and
-raises on *lost and different*. Zarr's own conditional write answers neither, and its ordinary write overwrites.
+Everything durable goes through :meth:`Objects.put`, a put-if-absent that tells whether it stored the object or found
+the same one there, and raises when it found another.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import stat
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from enum import Enum
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
@@ -30,16 +29,8 @@ REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 MISPLACED = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
 NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV, errno.EMLINK)
 
-
 Data = bytes | tuple[bytes, ...]
 """What an object is made of: its bytes, or parts that need not be copied together."""
-
-
-class Put(Enum):
-    """How a put-if-absent ended; a lost and different one raises :class:`ConflictError`."""
-
-    WON = "won"
-    EQUAL = "lost but equal"
 
 
 @contextlib.contextmanager
@@ -71,25 +62,6 @@ def check_key(key: str) -> str:
     if not key or key.startswith("/") or "\\" in key or "\0" in key or ".." in parts or "/".join(parts) != key:
         raise BadInputError(f"key {key!r} leaves its store; use a plain relative key such as 'segments/ab/codes'")
     return key
-
-
-def local_path(root: Path, key: str, *, itself: bool = True) -> Path:
-    """The path of ``key`` below ``root``, unless a symbolic link on the way leads out of it.
-
-    Such a link would let whoever can write to a store make others read, write or delete elsewhere. The last part of
-    the path is looked at only if it counts ``itself``: to remove a link is no harm.
-    """
-    path = here = root / check_key(key)
-    if not itself:
-        here = path.parent
-    while here != root:
-        if here.is_symlink() and not Path(os.path.realpath(here)).is_relative_to(os.path.realpath(root)):
-            raise IntegrityError(
-                f"{here} is a link that leads out of {root}; nothing is read, written or removed through it: "
-                "put what it leads to in its place"
-            )
-        here = here.parent
-    return path
 
 
 def parts_of(data: Data) -> tuple[bytes, ...]:
@@ -133,34 +105,31 @@ class Objects(ABC):
             raise IntegrityError(f"{self.url}/{key} is missing; run 'och verify {self.url}'")
         return data
 
-    def put(self, key: str, data: Data) -> Put:
-        """Put-if-absent. A response that got lost is settled by reading back."""
-        return self._put(key, data, begun=True)
+    def put(self, key: str, data: Data, *, begun: bool = True) -> bool:
+        """Put-if-absent: True if this call stored the object, False if the same one was there.
 
-    def _put(self, key: str, data: Data, *, begun: bool) -> Put:
+        A response that got lost is settled by reading back. ``begun``: work is under way that can be continued.
+        """
         where = f"{self.url}/{check_key(key)}"
         for _ in range(ATTEMPTS):  # lost to an object that is gone again: S3 may answer so, and gc may delete
             failure: Exception | None = None
             try:
                 if self._create(key, data):
-                    return Put.WON
+                    return True
             except (OSError, IncompleteError) as error:
                 failure = error
             found = self.read(key)
+            if found == b"".join(parts_of(data)):
+                return False
             if found is not None:
-                return self._settle(where, found == b"".join(parts_of(data)))
+                raise ConflictError(
+                    f"{where} exists with other content and is never overwritten; run 'och verify', or write to "
+                    "another place"
+                )
             if failure is not None:
                 with storage_errors(where, begun=begun):
                     raise failure
         raise ConflictError(f"{where} can be neither made nor read: something else lies in its place; move that away")
-
-    @staticmethod
-    def _settle(where: str, equal: bool) -> Put:
-        if equal:
-            return Put.EQUAL
-        raise ConflictError(
-            f"{where} exists with other content and is never overwritten; run 'och verify', or write to another place"
-        )
 
     def delete_below(self, prefix: str) -> int:
         """Remove every object below a folder; returns how many."""
@@ -178,7 +147,7 @@ class Objects(ABC):
         key = f"{TEMPORARY}/probe-{uuid.uuid4().hex}"
         with storage_errors(self.url):
             try:
-                self._put(key, b"1", begun=False)
+                self.put(key, b"1", begun=False)
                 refused = not self._create(key, b"2") and self.read(key) == b"1"
             finally:
                 self.delete(key)
@@ -201,12 +170,26 @@ class LocalObjects(Objects):
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return LocalObjects, (self.url,)
 
-    def _path(self, key: str) -> Path:
-        with storage_errors(f"{self.root}/{key}"):
-            return local_path(self.root, key)
+    def path(self, key: str, *, itself: bool = True) -> Path:
+        """The path of ``key``, unless a symbolic link on the way leads out of the store.
+
+        Such a link would let whoever can write to a store make others read, write or delete elsewhere. The last part
+        of the path is looked at only if it counts ``itself``: to remove a link is no harm.
+        """
+        path = self.root / check_key(key)
+        with storage_errors(str(path)):
+            here = path if itself else path.parent
+            while here != self.root:
+                if here.is_symlink() and not Path(os.path.realpath(here)).is_relative_to(os.path.realpath(self.root)):
+                    raise IntegrityError(
+                        f"{here} is a link that leads out of {self.root}; nothing is read, written or removed through "
+                        "it: put what it leads to in its place"
+                    )
+                here = here.parent
+        return path
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        path = self._path(key)
+        path = self.path(key)
         with storage_errors(str(path)):
             try:
                 with path.open("rb") as file:
@@ -219,7 +202,7 @@ class LocalObjects(Objects):
                 return None
 
     def size(self, key: str) -> int | None:
-        path = self._path(key)
+        path = self.path(key)
         with storage_errors(str(path)):
             try:
                 status = path.stat()
@@ -228,7 +211,7 @@ class LocalObjects(Objects):
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def folders(self, prefix: str) -> list[str]:
-        top = self._path(prefix) if prefix else self.root
+        top = self.path(prefix) if prefix else self.root
         with storage_errors(str(top)):
             try:
                 entries = sorted(os.scandir(top), key=lambda entry: entry.name)
@@ -237,7 +220,7 @@ class LocalObjects(Objects):
             return [entry.name for entry in entries if entry.is_dir() and entry.name != TEMPORARY]
 
     def list(self, prefix: str) -> Iterator[tuple[str, int, str]]:
-        top = self._path(prefix) if prefix else self.root
+        top = self.path(prefix) if prefix else self.root
         with storage_errors(str(top)):
             for folder, folders, names in os.walk(top, onerror=_unless_absent):
                 folders[:] = sorted(name for name in folders if name != TEMPORARY)
@@ -250,21 +233,20 @@ class LocalObjects(Objects):
                     yield path.relative_to(self.root).as_posix(), status.st_size, f"{status.st_mtime_ns}"
 
     def delete(self, key: str) -> None:
-        with storage_errors(f"{self.root}/{key}"):
-            path = local_path(self.root, key, itself=False)
-            with contextlib.suppress(NotADirectoryError):
-                path.unlink(missing_ok=True)
+        path = self.path(key, itself=False)
+        with storage_errors(str(path)), contextlib.suppress(NotADirectoryError):
+            path.unlink(missing_ok=True)
         for folder in path.parents:
             # The folder of temporary files stays: another writer may be about to make one in it.
             if folder in (self.root, self.root / TEMPORARY):
                 return
             try:
                 folder.rmdir()
-            except OSError:
+            except OSError:  # something else lies in it
                 return
 
     def _create(self, key: str, data: Data) -> bool:
-        path = self._path(key)
+        path = self.path(key)
         if path.exists():
             return False
         temporary = self.root / TEMPORARY / uuid.uuid4().hex
@@ -320,12 +302,10 @@ class BucketObjects(Objects):
         return BucketObjects, (self.url,)
 
     def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
-        import obstore
-
         with _bucket_errors(f"{self.url}/{check_key(key)}"):
             try:
                 if start == 0 and stop is None:
-                    return bytes(obstore.get(self._store, key).bytes())
+                    return bytes(self._store.get(key).bytes())
                 size = self.size(key)
                 if size is None:
                     return None
@@ -333,54 +313,43 @@ class BucketObjects(Objects):
                 last = size if stop is None else min(stop, size)
                 if last <= first:
                     return b""
-                return bytes(obstore.get_range(self._store, key, start=first, end=last))
+                return bytes(self._store.get_range(key, start=first, end=last))
             except FileNotFoundError:
                 return None
 
     def size(self, key: str) -> int | None:
-        import obstore
-
         with _bucket_errors(f"{self.url}/{check_key(key)}"):
             try:
-                return int(obstore.head(self._store, key)["size"])
+                return int(self._store.head(key)["size"])
             except FileNotFoundError:
                 return None
 
     def folders(self, prefix: str) -> list[str]:
-        import obstore
-
         with _bucket_errors(self.url):
-            found = obstore.list_with_delimiter(self._store, prefix or None)["common_prefixes"]
+            found = self._store.list_with_delimiter(prefix or None)["common_prefixes"]
         return sorted(name for path in found if (name := PurePosixPath(path).name) != TEMPORARY)
 
     def list(self, prefix: str) -> Iterator[tuple[str, int, str]]:
-        import obstore
-
         with _bucket_errors(self.url):
-            for batch in obstore.list(self._store, prefix or None):
+            for batch in self._store.list(prefix or None):
                 for item in sorted(batch, key=lambda item: item["path"]):
                     if not item["path"].startswith(TEMPORARY + "/"):
                         yield item["path"], int(item["size"]), str(item["e_tag"])
 
     def delete(self, key: str) -> None:
-        import obstore
-
         with _bucket_errors(f"{self.url}/{check_key(key)}"), contextlib.suppress(FileNotFoundError):
-            obstore.delete(self._store, key)
+            self._store.delete(key)
 
     def delete_all(self, keys: Sequence[str]) -> None:
-        import obstore
-
         with _bucket_errors(self.url), contextlib.suppress(FileNotFoundError):
-            obstore.delete(self._store, [check_key(key) for key in keys])  # a thousand with each request
+            self._store.delete([check_key(key) for key in keys])  # a thousand with each request
 
     def _create(self, key: str, data: Data) -> bool:
-        import obstore
         from obstore.exceptions import AlreadyExistsError, NotSupportedError
 
         with _bucket_errors(f"{self.url}/{key}"):
             try:
-                obstore.put(self._store, key, b"".join(parts_of(data)), mode="create", use_multipart=False)
+                self._store.put(key, b"".join(parts_of(data)), mode="create", use_multipart=False)
                 return True
             except AlreadyExistsError:
                 return False

@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import zarr
 
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.store.arrays import ArraySpec, create_array, open_array, read_rows, write_chunk
+from och_dist.store.ids import ids_text
 from och_dist.store.manifest import canonical, read_document, seal, unseal
 from och_dist.store.objects import LocalObjects, replacing
 
@@ -29,6 +29,8 @@ ABOUT = "neighbors.json"
 CHUNK_ENTRIES = 1 << 20
 
 Columns = dict[str, np.ndarray]
+Lists = tuple[Columns, np.ndarray | None]
+"""One list of values for each query and column: columns are (q, width), or (m,) in lists by ``indptr``."""
 
 
 def _columns(distances: np.ndarray, rows: np.ndarray, ids: np.ndarray | None) -> Columns:
@@ -100,56 +102,60 @@ def save_neighbors(
     path: str, batches: Iterable[Neighbors], *, queries: int, width: int, batch: int, about: dict[str, Any]
 ) -> None:
     """Write batches of ``batch`` queries as they come; ``about`` (JSON values) is kept with a Zarr result."""
-    columns = (part.columns() for part in batches)
-    _save_fixed(path, columns, no_neighbors(width).columns(), (queries, batch), {**about, "width": width})
+    lists = ((part.columns(), None) for part in batches)
+    _save(path, lists, no_neighbors(width).columns(), {**about, "width": width}, sizes=(queries, batch))
 
 
 def save_histograms(
     path: str, batches: Iterable[np.ndarray], *, queries: int, bits: int, batch: int, about: dict[str, Any]
 ) -> None:
     """Write counts (q, bits + 1) of batches of queries as ``counts``, like neighbours."""
+    lists = (({"counts": part}, None) for part in batches)
     nothing = {"counts": np.empty((0, bits + 1), np.int64)}
-    _save_fixed(path, ({"counts": part} for part in batches), nothing, (queries, batch), {**about, "width": bits + 1})
-
-
-def _save_fixed(
-    path: str, batches: Iterator[Columns], nothing: Columns, sizes: tuple[int, int], about: dict[str, Any]
-) -> None:
-    """Write columns (q, width) of batches of queries; ``nothing`` stands for none."""
-    target = check_output(path)
-    with replacing(target) as partial:
-        batches = itertools.chain([next(batches, nothing)], batches)
-        if target.suffix == ".zarr":
-            _write_zarr(partial, batches, sizes, about)
-        elif target.suffix == ".npz":
-            parts = list(batches)
-            _write_npz(partial, {name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
-        else:
-            _write_lists(partial, target.suffix, ((part, None) for part in batches))
+    _save(path, lists, nothing, {**about, "width": bits + 1}, sizes=(queries, batch))
 
 
 def save_radius(path: str, batches: Iterable[RadiusNeighbors], *, about: dict[str, Any]) -> int:
     """Write batches of queries as they come; ``about`` is kept with a Zarr result. Returns the number of entries."""
-    target, total = check_output(path), 0
+    total = 0
 
-    def counted() -> Iterator[tuple[Columns, np.ndarray]]:
+    def lists() -> Iterator[Lists]:
         nonlocal total
         for part in batches:
             total += len(part.rows)
             yield part.columns(), part.indptr
 
-    with replacing(target) as partial:
-        if target.suffix in (".jsonl", ".parquet"):
-            nothing = _columns(np.empty(0, np.int32), np.empty(0, np.int64), None), np.zeros(1, np.int64)
-            made = counted()
-            _write_lists(partial, target.suffix, itertools.chain([next(made, nothing)], made))
-        else:
-            _write_spooled(partial, target.suffix, counted(), about)
+    _save(path, lists(), _columns(np.empty(0, np.int32), np.empty(0, np.int64), None), about)
     return total
 
 
-def _write_lists(path: Path, suffix: str, batches: Iterable[tuple[Columns, np.ndarray | None]]) -> None:
-    """Write a list of values for each query and column; columns are (q, width), or (m,) in lists by ``indptr``."""
+def _save(
+    path: str,
+    batches: Iterator[Lists],
+    nothing: Columns,
+    about: dict[str, Any],
+    *,
+    sizes: tuple[int, int] | None = None,
+) -> None:
+    """Write batches of lists; ``nothing`` stands for none. ``sizes`` (queries in all, in a batch) where all lists are
+    of one length."""
+    target = check_output(path)
+    empty: Lists = nothing, np.zeros(1, np.int64) if sizes is None else None
+    with replacing(target) as partial:
+        batches = itertools.chain([next(batches, empty)], batches)
+        if target.suffix in (".jsonl", ".parquet"):
+            _write_lists(partial, target.suffix, batches)
+        elif sizes is None:
+            _write_spooled(partial, target.suffix, batches, about)
+        elif target.suffix == ".npz":
+            parts = [columns for columns, _ in batches]
+            _write_npz(partial, {name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        else:
+            _write_zarr(partial, (columns for columns, _ in batches), sizes, about)
+
+
+def _write_lists(path: Path, suffix: str, batches: Iterable[Lists]) -> None:
+    """Write a list of values for each query and column."""
     if suffix == ".jsonl":
         with path.open("w") as file:
             for columns, indptr in batches:
@@ -217,25 +223,20 @@ def _stored_ids(ids: np.ndarray, width: int) -> np.ndarray:
     """Ids (m, n) as they are stored: int64, or strings as bytes (m, n * width), each padded with NUL to ``width``."""
     if ids.dtype.kind != "U":
         return ids
-    return np.strings.encode(ids, "utf-8").astype(f"S{width}").view(np.uint8).reshape(len(ids), -1)
+    return np.strings.encode(ids, "utf-8").astype(f"S{width}").view(np.uint8).reshape(len(ids), ids.shape[1] * width)
 
 
 def _read_ids(stored: np.ndarray, width: int) -> np.ndarray:
     """Ids (m, n) of stored ones: int64, or strings."""
-    if stored.dtype != np.uint8:
-        return stored
-    return np.strings.decode(np.ascontiguousarray(stored).view(f"S{width}"), "utf-8").reshape(len(stored), -1)
+    width = width if stored.dtype == np.uint8 else 1
+    return ids_text(stored.reshape(-1, width)).reshape(len(stored), stored.shape[1] // width)
 
 
-def _write_spooled(
-    path: Path, suffix: str, batches: Iterator[tuple[Columns, np.ndarray]], about: dict[str, Any]
-) -> None:
+def _write_spooled(path: Path, suffix: str, batches: Iterator[Lists], about: dict[str, Any]) -> None:
     """Spool the entries of every column to a file, then store them as arrays."""
     width = int(about.get("id_width", 0))
-    spool = path.with_name(f"{path.name}.spool")
-    spool.mkdir()
-    try:
-        indptr, columns = _spool(spool, batches, width)
+    with tempfile.TemporaryDirectory(prefix=f"{path.name}.", dir=path.parent) as spool:
+        indptr, columns = _spool(Path(spool), batches, width)
         if suffix == ".npz":
             flat = {name: (_read_ids(v, width) if name == "ids" else v)[:, 0] for name, v in columns.items()}
             _write_npz(path, {"indptr": indptr, **flat})
@@ -243,22 +244,20 @@ def _write_spooled(
         objects = LocalObjects(path)
         for name, values in {"indptr": indptr.astype("<i8")[:, None], **columns}.items():
             size = max(1, min(CHUNK_ENTRIES, len(values)))
-            create_array(objects, name, ArraySpec(len(values), values.shape[1], values.dtype.str, size))
-            for number, start in enumerate(range(0, len(values), size)):
-                write_chunk(objects, name, number, np.asarray(values[start : start + size]))
+            spec = ArraySpec(len(values), values.shape[1], values.dtype.str, size)
+            create_array(objects, name, spec)
+            for number in range(spec.n_chunks):
+                write_chunk(objects, name, number, np.asarray(values[slice(*spec.bounds(number))]))
         _describe(objects, {**about, "queries": len(indptr) - 1, "entries": int(indptr[-1])})
-    finally:
-        shutil.rmtree(spool)
 
 
-def _spool(
-    folder: Path, batches: Iterator[tuple[Columns, np.ndarray]], id_width: int
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _spool(folder: Path, batches: Iterator[Lists], id_width: int) -> tuple[np.ndarray, Columns]:
     """indptr (q + 1,) of all queries, and the columns (m, width), whose entries are in files in ``folder``."""
     pointers: list[np.ndarray] = [np.zeros(1, np.int64)]
-    specs: dict[str, tuple[np.dtype, int]] = {"distances": (np.dtype("<i4"), 1), "rows": (np.dtype("<i8"), 1)}
+    specs: dict[str, tuple[np.dtype, int]] = {}
     total = 0
     for columns, indptr in batches:
+        assert indptr is not None  # lists of one length are not spooled
         pointers.append(indptr[1:] + total)
         total += int(indptr[-1])
         for name, column in columns.items():
@@ -266,7 +265,7 @@ def _spool(
             specs[name] = values.dtype.newbyteorder("<"), values.shape[1]
             with (folder / name).open("ab") as file:
                 file.write(np.ascontiguousarray(values, specs[name][0]).tobytes())
-    found = {
+    found: Columns = {
         name: np.memmap(folder / name, dtype, "r").reshape(-1, width) if total else np.empty((0, width), dtype)
         for name, (dtype, width) in specs.items()
     }
@@ -288,20 +287,19 @@ class StoredNeighbors:
     width: int
     about: dict[str, Any]
 
-    def _array(self, name: str) -> zarr.Array:
-        return open_array(LocalObjects(self.path), name)
-
     def read(self, start: int, stop: int) -> Neighbors:
         """Neighbours of queries [start, stop)."""
-        found = Neighbors(*(read_rows(self._array(name), start, stop) for name in ("distances", "rows")))
-        if not self.about.get("ids"):
-            return found
-        width = int(self.about.get("id_width", 0))
-        return replace(found, ids=_read_ids(read_rows(self._array("ids"), start, stop), width))
+        ids = None
+        if self.about.get("ids"):
+            ids = _read_ids(self._read("ids", start, stop), int(self.about.get("id_width", 0)))
+        return Neighbors(self._read("distances", start, stop), self.read_rows(start, stop), ids)
 
     def read_rows(self, start: int, stop: int) -> np.ndarray:
         """Row numbers (stop - start, width) of queries [start, stop)."""
-        return read_rows(self._array("rows"), start, stop)
+        return self._read("rows", start, stop)
+
+    def _read(self, name: str, start: int, stop: int) -> np.ndarray:
+        return read_rows(open_array(LocalObjects(self.path), name), start, stop)
 
 
 def open_neighbors(path: str) -> StoredNeighbors:

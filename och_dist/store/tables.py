@@ -8,17 +8,18 @@ tables without a record, or with that of other codes, do not count.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from och_dist.errors import IntegrityError
-from och_dist.store.arrays import ArraySpec, create_array, find_chunk, open_layout, stored_chunk, write_chunk
+from och_dist.store.arrays import ArraySpec, create_array, find_chunk, open_layout, write_chunk
 from och_dist.store.index import CodeChunk, Index
-from och_dist.store.manifest import pack_digests, read_document, seal, unseal
+from och_dist.store.manifest import pack_numbers, read_document, seal, unseal
 from och_dist.store.objects import Objects
 
 if TYPE_CHECKING:  # and else by the functions that compute with tables: Numba takes 60 MB, which few workers need
@@ -26,68 +27,48 @@ if TYPE_CHECKING:  # and else by the functions that compute with tables: Numba t
     from och_dist.kernels.hamming import CodeBlock
 
 FORMAT = 1
-FOLDER = "tables"
+TABLES = "tables"
 PARTITION_ROWS = 1 << 24
 NAME = re.compile(r"([1-9]\d{0,9})x([1-9]\d{0,2})")
-
-
-@dataclass(frozen=True)
-class TableLayout:
-    """How codes are cut: partitions of ``partition_rows`` (whole chunks, and at least one), ``substrings`` of bits."""
-
-    partition_rows: int
-    substrings: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.partition_rows}x{self.substrings}"
-
-    @classmethod
-    def from_name(cls, name: str) -> TableLayout | None:
-        found = NAME.fullmatch(name)
-        return None if found is None else cls(int(found[1]), int(found[2]))
+DIGESTS = {"rows": "row_digests", "offsets": "offset_digests"}
+"""The arrays of tables, and what the record calls their checksums."""
 
 
 @dataclass(frozen=True)
 class TablePartition:
-    """Adjoining chunks of one segment, partition ``number`` of it; ``layout`` is None where there are no tables."""
+    """Adjoining chunks of one segment: partition ``number`` of those of ``partition_rows`` rows, but a chunk at least.
+
+    Its tables cut the bits into ``substrings``; 0 where there are no tables.
+    """
 
     segment: int
     number: int
     chunks: tuple[CodeChunk, ...]
     rows: int
-    layout: TableLayout | None = None
+    partition_rows: int
+    substrings: int = 0
 
     def prefix(self, index: Index) -> str:
         """The folder of its tables; the record is a file of that name."""
-        assert self.layout is not None  # asked only of partitions that have, or will have, tables
-        return f"{index.segments[self.segment].job.folder}/{FOLDER}/{self.layout.name}/{self.number:06d}"
+        folder = f"{index.segments[self.segment].folder}/{TABLES}"
+        return f"{folder}/{self.partition_rows}x{self.substrings}/{self.number:06d}"
 
-    def specs(self, index: Index) -> tuple[ArraySpec, ArraySpec]:
-        """Layout of the sorted rows (m, rows) and of the offsets (m, values + 1), one chunk per table."""
+    def specs(self, index: Index) -> dict[str, ArraySpec]:
+        """Layouts of its arrays, a chunk for each of m tables: sorted rows (m, rows), offsets (m, values + 1)."""
         from och_dist.kernels.buckets import cut_bits
 
-        assert self.layout is not None
-        count = self.layout.substrings
-        widths = cut_bits(index.bits, count)[1]
-        return ArraySpec(count, self.rows, "<u4", 1), ArraySpec(count, (1 << int(widths[0])) + 1, "<u4", 1)
+        count = self.substrings
+        values = 1 << int(cut_bits(index.bits, count)[1][0])
+        return {"rows": ArraySpec(count, self.rows, "<u4", 1), "offsets": ArraySpec(count, values + 1, "<u4", 1)}
 
     def nbytes(self, index: Index) -> int:
         """Memory of its tables in use, beside the codes; 0 without."""
         from och_dist.kernels.buckets import table_bytes
 
-        return 0 if self.layout is None else table_bytes(index.bits, self.rows, self.layout.substrings)
+        return table_bytes(index.bits, self.rows, self.substrings) if self.substrings else 0
 
 
-def default_layout(index: Index, segment: int, partition_rows: int, substrings: int | None) -> TableLayout:
-    """The layout of a segment; the number of substrings follows from the rows of a partition unless it is given."""
-    from och_dist.kernels.buckets import substring_count
-
-    rows = min(partition_rows, index.segments[segment].job.stored_rows)
-    return TableLayout(partition_rows, substrings or substring_count(index.bits, rows))
-
-
-def cut_segment(index: Index, segment: int, partition_rows: int, layout: TableLayout | None) -> list[TablePartition]:
+def cut_segment(index: Index, segment: int, partition_rows: int, substrings: int = 0) -> list[TablePartition]:
     """The partitions of a segment; one that holds no codes has none."""
     spec = index.segments[segment].job.spec
     first = sum(part.job.spec.n_chunks for part in index.segments[:segment])
@@ -96,55 +77,49 @@ def cut_segment(index: Index, segment: int, partition_rows: int, layout: TableLa
     for number, low in enumerate(range(0, spec.n_chunks, size)):
         high = min(low + size, spec.n_chunks)
         rows = spec.bounds(high - 1)[1] - spec.bounds(low)[0]
-        partitions.append(TablePartition(segment, number, index.chunks[first + low : first + high], rows, layout))
+        chunks = index.chunks[first + low : first + high]
+        partitions.append(TablePartition(segment, number, chunks, rows, partition_rows, substrings))
     return partitions
 
 
 def find_tables(index: Index) -> list[TablePartition]:
-    """All chunks of an index in partitions, in row order; those that have tables say so by their layout.
+    """All chunks of an index in partitions, in row order; those without tables have 0 substrings.
 
-    A segment may have tables of several layouts: the one that covers most rows is taken.
+    A segment may have tables of several cuts: those that cover most rows are taken.
     """
-    return [part for segment in range(len(index.segments)) for part in _find(index, segment)]
+    found: list[TablePartition] = []
+    for segment in range(len(index.segments)):
+        cuts = [cut_segment(index, segment, PARTITION_ROWS)]
+        for parts in _stored_cuts(index, segment):
+            cuts.append([part if has_tables(index, part) else replace(part, substrings=0) for part in parts])
+        found += max(cuts, key=lambda parts: sum(part.rows for part in parts if part.substrings))
+    return found
 
 
-def _find(index: Index, segment: int) -> list[TablePartition]:
-    folder = f"{index.segments[segment].job.folder}/{FOLDER}"
-    best = cut_segment(index, segment, PARTITION_ROWS, None)
-    for layout in filter(None, map(TableLayout.from_name, index.objects.folders(folder))):
-        parts = cut_segment(index, segment, layout.partition_rows, layout)
-        parts = [part if has_tables(index, part) else _without(part) for part in parts]
-        if _covered(parts) > _covered(best):
-            best = parts
-    return best
-
-
-def _without(part: TablePartition) -> TablePartition:
-    return TablePartition(part.segment, part.number, part.chunks, part.rows)
-
-
-def _covered(parts: list[TablePartition]) -> int:
-    return sum(part.rows for part in parts if part.layout is not None)
+def _stored_cuts(index: Index, segment: int) -> list[list[TablePartition]]:
+    """The partitions of a segment in each way for which there is a folder, '<partition_rows>x<substrings>'."""
+    names = index.objects.folders(f"{index.segments[segment].folder}/{TABLES}")
+    cuts = [found for found in map(NAME.fullmatch, names) if found is not None]
+    return [cut_segment(index, segment, int(found[1]), int(found[2])) for found in cuts]
 
 
 def expected_record(index: Index, part: TablePartition) -> dict[str, Any]:
     """What the record of a partition must say, but for the checksums of the tables."""
-    assert part.layout is not None
     chunks = [chunk.chunk for chunk in part.chunks]
     return {
         "format": FORMAT,
         "kind": "bucket tables",
         "bits": index.bits,
-        "substrings": part.layout.substrings,
+        "substrings": part.substrings,
         "partition": part.number,
         "chunks": [chunks[0], chunks[-1] + 1],
         "rows": part.rows,
-        "codes": pack_digests(index.segments[part.segment].digests[chunks]),
+        "codes": pack_numbers(index.segments[part.segment].digests[chunks]),
     }
 
 
 def read_record(index: Index, part: TablePartition) -> dict[str, list[int]] | None:
-    """Checksums {"row_digests": (m,), "offset_digests": (m,)} of the tables; None unless they are of these codes."""
+    """Checksums (m,) of the tables, by the array they are in; None unless the tables are of these codes."""
     key = f"{part.prefix(index)}.json"
     data = read_document(index.objects, key)
     if data is None:
@@ -153,11 +128,10 @@ def read_record(index: Index, part: TablePartition) -> dict[str, list[int]] | No
         body = unseal(data, f"{index.url}/{key}")
     except IntegrityError as error:
         raise _damaged(index, part, str(error)) from None
-    digests = {name: body.pop(name, None) for name in ("row_digests", "offset_digests")}
-    count = part.layout.substrings if part.layout is not None else 0
+    digests = {name: body.pop(field, None) for name, field in DIGESTS.items()}
     if body != expected_record(index, part):
         return None
-    if any(not isinstance(found, list) or len(found) != count for found in digests.values()):
+    if any(not isinstance(found, list) or len(found) != part.substrings for found in digests.values()):
         raise _damaged(index, part, "its record lacks checksums")
     return digests
 
@@ -167,36 +141,22 @@ def has_tables(index: Index, part: TablePartition) -> bool:
     return read_record(index, part) is not None
 
 
-def check_sources(index: Index, part: TablePartition) -> None:
-    """Raise :class:`IntegrityError` unless the stored codes are those that the version states."""
-    segment = index.segments[part.segment]
-    for chunk in part.chunks:
-        found = stored_chunk(index.objects, f"{segment.job.folder}/codes", chunk.chunk)
-        if found is None or found.crc != int(segment.digests[chunk.chunk]):
-            raise IntegrityError(
-                f"chunk {chunk.chunk} of {index.url}/{segment.job.folder}/codes is not the one that was published; "
-                f"run 'och verify {index.url}'"
-            )
-
-
 def write_tables(index: Index, part: TablePartition, tables: Iterator[tuple[np.ndarray, np.ndarray]]) -> int:
     """Store the (rows, offsets) of every table of a partition and then its record; returns the bytes written."""
-    objects, prefix = index.objects, part.prefix(index)
-    rows_spec, offsets_spec = part.specs(index)
-    create_array(objects, f"{prefix}/rows", rows_spec)
-    create_array(objects, f"{prefix}/offsets", offsets_spec)
-    row_digests, offset_digests, total = [], [], 0
+    objects, prefix, specs = index.objects, part.prefix(index), part.specs(index)
+    digests: dict[str, list[int]] = {name: [] for name in specs}
+    total = 0
+    for name, spec in specs.items():
+        create_array(objects, f"{prefix}/{name}", spec)
     for number, (rows, offsets) in enumerate(tables):
-        padded = np.full((1, offsets_spec.width), part.rows, np.uint32)
-        padded[0, : len(offsets)] = offsets
-        written = write_chunk(objects, f"{prefix}/rows", number, rows[None])
-        row_digests.append(written.crc)
-        total += written.nbytes
-        written = write_chunk(objects, f"{prefix}/offsets", number, padded)
-        offset_digests.append(written.crc)
-        total += written.nbytes
-    digests = {"row_digests": row_digests, "offset_digests": offset_digests}
-    objects.put(f"{prefix}.json", seal({**expected_record(index, part), **digests}))
+        padded = np.full(specs["offsets"].width, part.rows, np.uint32)
+        padded[: len(offsets)] = offsets
+        for name, values in (("rows", rows), ("offsets", padded)):
+            written = write_chunk(objects, f"{prefix}/{name}", number, values[None])
+            digests[name].append(written.crc)
+            total += written.nbytes
+    checksums = {DIGESTS[name]: values for name, values in digests.items()}
+    objects.put(f"{prefix}.json", seal({**expected_record(index, part), **checksums}))
     return total
 
 
@@ -207,34 +167,34 @@ def open_tables(index: Index, part: TablePartition, block: CodeBlock) -> BucketT
     """
     from och_dist.kernels.buckets import cut_bits, join_tables
 
-    digests = None if part.layout is None else read_record(index, part)
+    digests = read_record(index, part) if part.substrings else None
     if digests is None:
         return None
     if block.n != part.rows:
         raise IntegrityError(f"{block.n} codes were read of a partition of {part.rows}; run 'och verify {index.url}'")
     try:
-        rows_spec, offsets_spec = part.specs(index)
-        widths = cut_bits(index.bits, rows_spec.rows)[1]
-        rows = list(_stored(index, f"{part.prefix(index)}/rows", rows_spec, digests["row_digests"]))
-        offsets = _stored(index, f"{part.prefix(index)}/offsets", offsets_spec, digests["offset_digests"])
-        trimmed = [own[: (1 << int(width)) + 1] for own, width in zip(offsets, widths, strict=True)]
-        return join_tables(block, rows, trimmed)
+        rows, padded = (_read_array(index, part, name, digests[name]) for name in DIGESTS)
+        widths = cut_bits(index.bits, len(rows))[1]
+        offsets = [own[: (1 << int(width)) + 1] for own, width in zip(padded, widths, strict=True)]
+        return join_tables(block, rows, offsets)
     except IntegrityError as error:
         if read_record(index, part) is None:
             return None
         raise _damaged(index, part, str(error)) from error
 
 
-def _stored(index: Index, prefix: str, spec: ArraySpec, digests: list[int]) -> Iterator[np.ndarray]:
+def _read_array(index: Index, part: TablePartition, name: str, digests: list[int]) -> list[np.ndarray]:
     """The rows of an array, each one chunk, whose checksums must be ``digests``."""
+    prefix, spec, rows = f"{part.prefix(index)}/{name}", part.specs(index)[name], []
     open_layout(index.objects, prefix, spec)  # its metadata must say what the record does
-    for number, digest in enumerate(digests):
+    for number, stated in enumerate(digests):
         found = find_chunk(
-            index.objects, prefix, number, stated=digest, nbytes=spec.stored_bytes, known="of its record"
+            index.objects, prefix, number, stated=stated, nbytes=spec.stored_bytes, known="of its record"
         )
         if found.fault is not None:
             raise IntegrityError(f"chunk {number} of {index.url}/{prefix} {found.fault}; run 'och verify'")
-        yield found.rows(spec, number)[0]
+        rows.append(found.rows(spec, number)[0])
+    return rows
 
 
 def _damaged(index: Index, part: TablePartition, what: str) -> IntegrityError:
@@ -244,26 +204,24 @@ def _damaged(index: Index, part: TablePartition, what: str) -> IntegrityError:
     )
 
 
-def table_arrays(index: Index, segment: int | None = None) -> Iterator[tuple[str, ArraySpec, np.ndarray]]:
-    """(folder, layout, checksums) of every stored array of tables of an index version, or of one of its segments."""
-    for number in range(len(index.segments)) if segment is None else (segment,):
-        folder = f"{index.segments[number].job.folder}/{FOLDER}"
-        for layout in filter(None, map(TableLayout.from_name, index.objects.folders(folder))):
-            for part in cut_segment(index, number, layout.partition_rows, layout):
-                digests = read_record(index, part)
-                if digests is not None:
-                    rows_spec, offsets_spec = part.specs(index)
-                    yield f"{part.prefix(index)}/rows", rows_spec, np.array(digests["row_digests"], "<u4")
-                    yield f"{part.prefix(index)}/offsets", offsets_spec, np.array(digests["offset_digests"], "<u4")
+def table_arrays(index: Index, segment: int) -> Iterator[tuple[str, ArraySpec, np.ndarray]]:
+    """(folder, layout, checksums) of every stored array of the tables of a segment."""
+    for part in itertools.chain.from_iterable(_stored_cuts(index, segment)):
+        digests = read_record(index, part)
+        if digests is not None:
+            for name, spec in part.specs(index).items():
+                yield f"{part.prefix(index)}/{name}", spec, np.array(digests[name], "<u4")
 
 
 def remove_tables(objects: Objects, folders: Sequence[str] | None = None) -> int:
     """Delete the tables of all segments, or of those in ``folders``, records first; returns the number of objects."""
+    if folders is None:
+        folders = [f"segments/{name}" for name in objects.folders("segments")]
     removed = 0
-    for folder in [f"segments/{name}" for name in objects.folders("segments")] if folders is None else folders:
-        keys = [key for key, _, _ in objects.list(f"{folder}/{FOLDER}")]
-        records = [key for key in keys if key.count("/") == 4 and key.endswith(".json")]
-        objects.delete_all(records)
-        objects.delete_all([key for key in keys if key not in set(records)])
+    for folder in folders:
+        keys = [key for key, _, _ in objects.list(f"{folder}/{TABLES}")]
+        records = {key for key in keys if key.count("/") == 4 and key.endswith(".json")}
+        objects.delete_all(sorted(records))
+        objects.delete_all([key for key in keys if key not in records])
         removed += len(keys)
     return removed

@@ -124,8 +124,3 @@ def stored_bitmaps(objects: Objects) -> dict[str, int]:
     """Key -> version that it was made for, of all bitmaps that are there."""
     names = (NAME.fullmatch(key) for key, _, _ in objects.list(FOLDER))
     return {name[0]: int(name[1] or 0) for name in names if name}
-
-
-def listed_keys(body: dict[str, Any]) -> set[str]:
-    """Keys of the bitmaps that a manifest lists."""
-    return {Tombstones.from_json(entry).key for entry in body.get("tombstones", ())}

@@ -110,7 +110,8 @@ def fold_rows(
     if not isinstance(rows, np.ndarray):
         return reduce_rows(function, rows, merge, name=name, shared=shared)
     starts = range(0, len(rows), BLOCK_ROWS)
-    return merge_here((function(rows[start : start + BLOCK_ROWS], start, shared) for start in starts), merge)
+    parts = (function(rows[start : start + BLOCK_ROWS], start, shared) for start in starts)
+    return merge_here(parts, len(starts), merge)
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,4 @@ from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.fitness import doctor
 from och_dist.upkeep.housekeeping import gc, inspect, status
-from och_dist.upkeep.job_check import check_jobs
-from och_dist.upkeep.verification import verify
-
-__all__ = [
-    "check_jobs",
-    "compact",
-    "delete",
-    "doctor",
-    "gc",
-    "inspect",
-    "status",
-    "verify",
-]
+from och_dist.upkeep.verification import check_jobs, verify

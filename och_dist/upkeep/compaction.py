@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from och_dist.cluster import check_memory, map_tasks
-from och_dist.encode import check_unmarked, checked_segment, claimed, clear_leftovers
+from och_dist.cluster import check_memory
+from och_dist.encode import checked_segment, clear_leftovers, publish_segments, run_job
 from och_dist.errors import ConflictError, IntegrityError
 from och_dist.kernels.packing import count_ones
 from och_dist.options import Option, checked
@@ -26,12 +26,10 @@ from och_dist.store import (
     Job,
     begin_job,
     canonical,
-    commit,
-    done_chunks,
     next_version,
     open_objects,
     open_version,
-    pack_digests,
+    pack_numbers,
     sha256,
     write_codes,
 )
@@ -67,8 +65,7 @@ def live_codes(index: Index, start: int, stop: int) -> tuple[np.ndarray, np.ndar
     codes = [np.empty((0, -(-index.bits // 8)), np.uint8)]
     rows = [np.empty(0, np.int64)]
     for chunk in index.chunks_between(start, stop):
-        numbers, deleted = index.row_numbers(chunk), index.deleted(chunk.start, chunk.stop)
-        numbers = np.arange(chunk.start, chunk.stop) if numbers is None else numbers
+        numbers, deleted = index.all_row_numbers(chunk), index.deleted(chunk.start, chunk.stop)
         wanted = (numbers >= start) & (numbers < stop)
         if deleted is not None:
             wanted &= ~deleted[numbers - chunk.start]
@@ -88,32 +85,37 @@ def compact(
     watch, context = Stopwatch("compact"), context or Context()
     before = open_version(index)
     rows = min(chunk_rows or CHUNK_ROWS, max(1, before.live_rows))
-    if _is_compact(before, rows):
+    chunk_sizes = [segment.job.chunk_rows for segment in before.segments]
+    if chunk_sizes == [rows] and before.stored_rows == before.live_rows:
         return watch.report("nothing to do", **_facts(before, before))
     objects, draft = open_objects(index), _draft(before, rows)
+    job, merged = draft.job, [segment.job.id for segment in before.segments]  # a repair changes the generation alone
     objects.require_put_if_absent()
-    begin_job(objects, draft.job)
-    _run(before, draft, context)
-    merged = [segment.job.id for segment in before.segments]  # a repair changes the generation alone
+    begin_job(objects, job)
+    room = 4 * (rows + max(chunk_sizes)) * (job.spec.width + 8) + WORKING_BYTES
+    check_memory(context.client, room, f"merging a chunk of {rows} codes")
 
-    def replaced(current: Index) -> Index:
+    def task_of(chunk: int) -> CompactChunk:
+        return CompactChunk(before.ref, job, chunk, *draft.bounds(chunk))
+
+    run_job(objects, draft, compact_chunk, task_of, context, verb="compact")
+
+    def replaced(current: Index | None) -> Index:
         """The next version; what was appended or deleted meanwhile is kept."""
-        jobs = [segment.job.id for segment in current.segments]
-        if draft.job.id in jobs:
+        jobs = [] if current is None else [segment.job.id for segment in current.segments]
+        if current is not None and job.id in jobs:
             return current
-        if jobs[: len(merged)] != merged:
+        if current is None or jobs[: len(merged)] != merged:
             raise ConflictError(
                 f"{objects.url} was encoded anew or compacted otherwise meanwhile, and nothing was published; "
                 "run 'och compact' again"
             )
-        segment = checked_segment(objects, draft, context)
-        check_unmarked(objects, [draft.job])
-        return next_version(current, (segment, *current.segments[len(merged) :]), current.corpus, objects.url)
+        segments = (checked_segment(objects, draft, context), *current.segments[len(merged) :])
+        return next_version(current, segments, current.corpus, objects.url)
 
-    with claimed(objects, [draft.job]):
-        after = commit(objects, open_version, replaced)[1]
-    clear_leftovers(objects, draft.job)
-    return watch.report(**_facts(before, after), job=draft.job.id)
+    after = publish_segments(objects, [job], replaced)
+    clear_leftovers(objects, job)
+    return watch.report(**_facts(before, after), job=job.id)
 
 
 def _facts(before: Index, after: Index) -> dict[str, Any]:
@@ -130,11 +132,6 @@ def _facts(before: Index, after: Index) -> dict[str, Any]:
     }
 
 
-def _is_compact(index: Index, chunk_rows: int) -> bool:
-    one = len(index.segments) == 1 and index.segments[0].job.chunk_rows == chunk_rows
-    return one and index.stored_rows == index.live_rows
-
-
 def _draft(index: Index, chunk_rows: int) -> IndexSegment:
     """What is to be made of an index version. Its job is known by every code that goes into it and every row that
     does not."""
@@ -145,7 +142,7 @@ def _draft(index: Index, chunk_rows: int) -> IndexSegment:
 
 def compaction_input(index: Index) -> str:
     """What a compaction of this version would be made from: a job with another input does not belong to it."""
-    merged = [[s.job.id, s.job.generation, pack_digests(s.digests)] for s in index.segments]
+    merged = [[s.job.id, s.job.generation, pack_numbers(s.digests)] for s in index.segments]
     gone = [entry.to_json() for entry in index.tombstones]
     return sha256(canonical({"compaction": merged, "tombstones": gone}))
 
@@ -165,27 +162,3 @@ def chunk_starts(index: Index, chunk_rows: int) -> np.ndarray:
             chunk = last
         seen += live
     return starts
-
-
-def _run(index: Index, draft: IndexSegment, context: Context) -> None:
-    """Store the chunks that have no record yet."""
-    job = draft.job
-    largest = max((segment.job.chunk_rows for segment in index.segments), default=0)
-    room = 4 * (job.chunk_rows + largest) * (job.spec.width + 8) + WORKING_BYTES
-    check_memory(context.client, room, f"merging a chunk of {job.chunk_rows} codes")
-    done = done_chunks(index.objects, job)
-    tasks = [
-        CompactChunk(index.ref, job, chunk, *draft.bounds(chunk))
-        for chunk in range(job.spec.n_chunks)
-        if chunk not in done
-    ]
-    advance = context.progress("compact", job.stop - job.start)
-    advance(sum(high - low for low, high in map(draft.bounds, done)))
-    map_tasks(
-        compact_chunk,
-        tasks,
-        client=context.client,
-        name="compact_chunk",
-        advance=advance,
-        weight=lambda task: task.stop - task.start,
-    )

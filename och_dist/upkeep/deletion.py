@@ -40,12 +40,16 @@ def delete(
         raise UsageError("a delete takes row numbers or ids, one of the two; give --rows or --ids")
     opened = open_version(index)
     wanted = row_set(rows if ids is None else find_rows(corpus_of_index(opened), ids, context))
-    _check_inside(wanted, opened)
+    if wanted.stop > opened.rows:
+        raise UsageError(
+            f"row {wanted.stop - 1} does not exist: {opened.url} has rows 0 to {opened.rows - 1}; nothing was deleted, "
+            "leave out what lies outside"
+        )
     objects = open_objects(index)
 
     def without(current: Index) -> Index:
         """The next version; that of a lost race keeps the rows of both."""
-        changed = _union(objects, current, wanted)
+        changed = _bitmaps(objects, current, wanted)
         if not changed:
             return current
         kept = [entry for entry in current.tombstones if entry.number not in changed]
@@ -64,29 +68,16 @@ def delete(
     )
 
 
-def _check_inside(wanted: RowSet, index: Index) -> None:
-    if wanted.stop > index.rows:
-        raise UsageError(
-            f"row {wanted.stop - 1} does not exist: {index.url} has rows 0 to {index.rows - 1}; nothing was deleted, "
-            "leave out what lies outside"
-        )
-
-
-def _union(objects: Objects, current: Index, wanted: RowSet) -> dict[int, Tombstones]:
+def _bitmaps(objects: Objects, current: Index, wanted: RowSet) -> dict[int, Tombstones]:
     """Store the bitmaps of the ranges in which a row is deleted that was not; these ranges by number."""
     changed = {}
     for number in _touched(wanted):
-        after = _after(current, wanted, number)
+        start, stop = number * RANGE_ROWS, (number + 1) * RANGE_ROWS
+        before, mask = current.deleted(start, stop), wanted.mask(start, stop)
+        after = mask if before is None else mask | before
         if np.count_nonzero(after) > current.deleted_in(number):
             changed[number] = put_bitmap(objects, number, after, since=current.version + 1)
     return changed
-
-
-def _after(current: Index, wanted: RowSet, number: int) -> np.ndarray:
-    """bool (2^20,): which rows of a range are deleted when the wanted ones are."""
-    start, stop = number * RANGE_ROWS, (number + 1) * RANGE_ROWS
-    before = current.deleted(start, stop)
-    return wanted.mask(start, stop) if before is None else wanted.mask(start, stop) | before
 
 
 def _touched(wanted: RowSet) -> list[int]:

@@ -9,23 +9,21 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from och_dist.cluster import answer_seconds, check_memory, describe_machine
-from och_dist.errors import ClusterError, IncompleteError, OchError, UsageError
+from och_dist.errors import ClusterError, ConflictError, IncompleteError, OchError, UsageError
 from och_dist.options import Option, checked
 from och_dist.stage import WORKING_BYTES, Context, Report, Stopwatch, require_room
-from och_dist.store import TEMPORARY, Corpus, LocalObjects, Objects, open_corpus, open_objects, storage_errors
+from och_dist.store import TEMPORARY, Corpus, LocalObjects, Objects, open_corpus, open_objects
 
 if TYPE_CHECKING:
     from distributed import Client
-
-Verdict = Literal["ok", "mind", "bad"]
 
 WRITERS = 8
 CHUNK_BYTES = 32 << 20
@@ -38,16 +36,19 @@ SCHEDULER_PACKAGES = ("python", "dask", "distributed")
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was looked at, what was found, whether that will do, and what to change if not."""
+    """One line: what was looked at, what was found, what to change, and the exit code if a job cannot do with it."""
 
     what: str
     found: str
-    verdict: Verdict = "ok"
     change: str = ""
     exit_code: int = 0
 
+    @property
+    def verdict(self) -> str:
+        return "bad" if self.exit_code else "mind" if self.change else "ok"
+
     def to_json(self) -> dict[str, str]:
-        return {"what": self.what, "found": self.found, "verdict": self.verdict, "change": self.change}
+        return {name: getattr(self, name) for name in ("what", "found", "verdict", "change")}
 
 
 Connect = Callable[[], AbstractContextManager[Context]]
@@ -72,16 +73,21 @@ def doctor(
     """
     watch = Stopwatch("doctor")
     findings = check_machine(describe_machine())
-    opened = _attempt(findings, "corpus", lambda: None if corpus is None else open_corpus(corpus))
-    if opened is not None:
-        findings.append(
-            Finding("corpus", f"{opened.rows:,} rows of {opened.dim}, chunks of {_size(opened.chunk_bytes)}")
-        )
+    opened = None
+    if corpus is not None:
+        with _failures(findings, "corpus"):
+            opened = open_corpus(corpus)
+            chunks = _size(opened.chunk_bytes)
+            findings.append(Finding("corpus", f"{opened.rows:,} rows of {opened.dim}, chunks of {chunks}"))
     if store is not None:
-        _attempt(findings, "store", lambda: findings.extend(check_store(open_objects(store), opened)))
+        with _failures(findings, "store"):
+            findings += check_store(open_objects(store), opened)
     if connect is not None:
-        _attempt(findings, "cluster", lambda: _check_connected(findings, connect, store, opened))
-    bad = [finding for finding in findings if finding.verdict == "bad"]
+        with _failures(findings, "cluster"), connect() as context:
+            findings += check_cluster(context, opened)
+            if store is not None and context.client is not None:
+                findings.append(_reachable(open_objects(store), context.client))
+    bad = [finding for finding in findings if finding.exit_code]
     return watch.report(
         healthy=not bad,
         exit_code=bad[0].exit_code if bad else 0,
@@ -89,39 +95,38 @@ def doctor(
     )
 
 
-def _attempt(findings: list[Finding], what: str, check: Callable[[], Any]) -> Any:
-    """What ``check`` returns; an error of ours becomes a finding."""
+@contextlib.contextmanager
+def _failures(findings: list[Finding], what: str) -> Iterator[None]:
+    """An error becomes a finding."""
     try:
-        return check()
+        yield
     except OchError as error:
         findings.append(_failed(what, error))
     except OSError as error:
-        findings.append(
-            Finding(what, str(error), "bad", "mend the storage, and run this again", IncompleteError.exit_code)
-        )
-    return None
+        findings.append(Finding(what, str(error), "mend the storage, and run this again", IncompleteError.exit_code))
 
 
 def _failed(what: str, error: OchError) -> Finding:
     found, _, change = str(error).rpartition("; ")
-    return Finding(what, found or change, "bad", change if found else "", error.exit_code)
+    return Finding(what, found or change, change if found else "", error.exit_code)
 
 
 def check_machine(facts: dict[str, Any]) -> list[Finding]:
     """This process: what it is made of, and whether its libraries would take more than their share."""
-    versions, threads, cores = facts["versions"], facts["blas_threads"], facts["cores"]
-    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
-    findings = [Finding("software", shown), Finding("cores", f"{cores} usable")]
-    memory = Finding("memory", _size(facts["memory"]))
-    if facts["memory"] < LEAST_MEMORY:
-        memory = Finding("memory", _size(facts["memory"]), "mind", "use --workers 0 or smaller chunks (--chunk-rows)")
-    libraries = ", ".join(facts["blas"]) or "none"
+    threads, cores, libraries = facts["blas_threads"], facts["cores"], ", ".join(facts["blas"]) or "none"
+    little = facts["memory"] < LEAST_MEMORY
+    counts = "bits are counted by AVX-512" if facts["fast_counts"] else "no AVX-512 popcount: searching takes longer"
     blas = Finding("BLAS threads", f"{threads} ({libraries})")
     if threads > cores:
         change = f"set OPENBLAS_NUM_THREADS to at most {cores}"
-        blas = Finding("BLAS threads", f"{threads} on {cores} cores ({libraries})", "mind", change)
-    counts = "bits are counted by AVX-512" if facts["fast_counts"] else "no AVX-512 popcount: searching takes longer"
-    return [*findings, memory, blas, Finding("processor", f"{facts['processor']}; {counts}")]
+        blas = Finding("BLAS threads", f"{threads} on {cores} cores ({libraries})", change)
+    return [
+        Finding("software", ", ".join(f"{name} {version}" for name, version in facts["versions"].items())),
+        Finding("cores", f"{cores} usable"),
+        Finding("memory", _size(facts["memory"]), "use --workers 0 or smaller chunks (--chunk-rows)" * little),
+        blas,
+        Finding("processor", f"{facts['processor']}; {counts}"),
+    ]
 
 
 def check_store(objects: Objects, corpus: Corpus | None = None) -> list[Finding]:
@@ -138,18 +143,19 @@ def check_store(objects: Objects, corpus: Corpus | None = None) -> list[Finding]
 def _race(objects: Objects, key: str) -> Finding:
     """Several writers of one key: exactly one may win, and it is its bytes that stay."""
     values = [bytes([number]) * 4096 for number in range(WRITERS)]
-    with storage_errors(objects.url), ThreadPoolExecutor(WRITERS) as pool:
-        won = [
-            value
-            for value, stored in zip(values, pool.map(lambda v: objects._create(key, v), values), strict=True)
-            if stored
-        ]
+
+    def wins(value: bytes) -> bool:
+        with contextlib.suppress(ConflictError):
+            return objects.put(key, value, begun=False)
+        return False
+
+    with ThreadPoolExecutor(WRITERS) as pool:
+        won = [value for value, stored in zip(values, pool.map(wins, values), strict=True) if stored]
     if len(won) == 1 and objects.read(key) == won[0]:
         return Finding("put-if-absent", f"exclusive: one of {WRITERS} writers at once won")
     return Finding(
         "put-if-absent",
         f"{len(won)} of {WRITERS} writers at once won the same object",
-        "bad",
         "use a local file system with hard links, or an S3 service with conditional writes",
         UsageError.exit_code,
     )
@@ -168,7 +174,7 @@ def _round_trip(objects: Objects, key: str) -> Finding:
     if not faults:
         return Finding("store", f"{objects.url}: objects can be put, read, listed and deleted")
     found = f"{objects.url}: an object was put, but {' and '.join(faults)}"
-    return Finding("store", found, "bad", "use a store that shows what was written at once", UsageError.exit_code)
+    return Finding("store", found, "use a store that shows what was written at once", UsageError.exit_code)
 
 
 @contextlib.contextmanager
@@ -190,44 +196,33 @@ def _leaves_nothing(objects: Objects, folder: str) -> Iterator[None]:
 
 def _free_space(objects: LocalObjects, needed: int) -> list[Finding]:
     place = next(place for place in (objects.root, *objects.root.parents) if place.exists())
-    usage, files = shutil.disk_usage(place), os.statvfs(place).f_favail
-    found = f"{_size(usage.free)} of {_size(usage.total)}"
-    space = Finding("free space", found)
+    usage, files = shutil.disk_usage(place), os.statvfs(place)
+    change, exit_code = "", 0
     if usage.free < max(LEAST_FREE, needed):
         change = f"make room for {_size(max(LEAST_FREE, needed))}" + " (codes of 64 bits)" * bool(needed)
-        space = Finding("free space", found, "bad", change, IncompleteError.exit_code)
+        exit_code = IncompleteError.exit_code
     elif usage.free < usage.total // 20:
-        space = Finding("free space", found, "mind", "make room: less than a twentieth is left")
-    if os.statvfs(place).f_files and files < LEAST_FILES:
-        return [
-            space,
-            Finding("free files", f"{files:,}", "mind", "use larger chunks, or a file system with more files"),
-        ]
-    return [space]
-
-
-def _check_connected(findings: list[Finding], connect: Connect, store: str | None, corpus: Corpus | None) -> None:
-    with connect() as context:
-        if context.client is None:
-            findings.append(Finding("cluster", "none: everything runs in this process"))
-            return
-        findings += check_cluster(context, corpus)
-        if store is not None:
-            findings.append(_reachable(open_objects(store), context.client))
+        change = "make room: less than a twentieth is left"
+    findings = [Finding("free space", f"{_size(usage.free)} of {_size(usage.total)}", change, exit_code)]
+    if files.f_files and files.f_favail < LEAST_FILES:
+        change = "use larger chunks, or a file system with more files"
+        findings.append(Finding("free files", f"{files.f_favail:,}", change))
+    return findings
 
 
 def check_cluster(context: Context, corpus: Corpus | None = None) -> list[Finding]:
-    """Versions, threads and memory of all workers of ``context.client``."""
+    """Versions, threads and memory of all workers."""
     client = context.client
-    assert client is not None
+    if client is None:
+        return [Finding("cluster", "none: everything runs in this process")]
     workers = _on_workers(client, describe_machine)
     scheduler = client.sync(client.scheduler.versions, callback_timeout=answer_seconds())["packages"]
     info = client.scheduler_info(n_workers=-1)["workers"]
-    threads = sum(worker["nthreads"] for worker in info.values())
+    threads = {address: worker["nthreads"] for address, worker in info.items()}
     return [
-        Finding("cluster", f"{client.scheduler.address}: {len(info)} workers, {threads} threads"),
+        Finding("cluster", f"{client.scheduler.address}: {len(info)} workers, {sum(threads.values())} threads"),
         check_versions(describe_machine()["versions"], scheduler, workers),
-        check_threads(workers, {address: worker["nthreads"] for address, worker in info.items()}),
+        check_threads(workers, threads),
         _memory(context, corpus),
     ]
 
@@ -262,7 +257,7 @@ def check_versions(here: dict[str, str], scheduler: dict[str, str], workers: dic
         return Finding("versions", "the same on scheduler, workers and here")
     shown = "; ".join(others[:5]) + "; ..." * (len(others) > 5)
     change = "install the same packages everywhere, then restart scheduler and workers"
-    return Finding("versions", shown, "bad", change, ClusterError.exit_code)
+    return Finding("versions", shown, change, ClusterError.exit_code)
 
 
 def check_threads(workers: dict[str, dict[str, Any]], threads: dict[str, int]) -> Finding:
@@ -270,24 +265,23 @@ def check_threads(workers: dict[str, dict[str, Any]], threads: dict[str, int]) -
     loose = [address for address, facts in workers.items() if facts["blas_threads"] > 1]
     if loose:
         found = f"BLAS takes {workers[loose[0]]['blas_threads']} threads on {loose[0]} ({len(loose)} workers in all)"
-        return Finding("thread limits", found, "mind", "start workers with OPENBLAS_NUM_THREADS=1")
+        return Finding("thread limits", found, "start workers with OPENBLAS_NUM_THREADS=1")
     cores = {facts["host"]: facts["cores"] for facts in workers.values()}
     for host, count in cores.items():
         busy = sum(threads.get(address, 1) for address, facts in workers.items() if facts["host"] == host)
         if busy > count:
             change = f"start fewer workers or threads there: {count} at most are faster"
-            return Finding("thread limits", f"{busy} threads on {count} cores of {host}", "mind", change)
+            return Finding("thread limits", f"{busy} threads on {count} cores of {host}", change)
     return Finding("thread limits", "one BLAS thread per Dask thread, no more threads than cores")
 
 
 def _memory(context: Context, corpus: Corpus | None) -> Finding:
-    what = (
-        "a pass over the corpus" if corpus is not None else f"a pass over chunks of {_size(CHUNK_BYTES)} (the default)"
-    )
+    what = "a pass over the corpus"
     try:
         if corpus is not None:
             require_room(corpus, context, what)
         else:
+            what = f"a pass over chunks of {_size(CHUNK_BYTES)} (the default)"
             check_memory(context.client, 3 * CHUNK_BYTES + WORKING_BYTES, what)
     except UsageError as error:
         return _failed("memory of workers", error)
@@ -307,14 +301,13 @@ def _reachable(objects: Objects, client: Client) -> Finding:
     folder = f"doctor-{uuid.uuid4().hex}"
     with _leaves_nothing(objects, folder):
         objects.put(f"{folder}/seen", b"1")
-        blind: Sequence[str] = [
-            address for address, seen in _on_workers(client, sees, objects.url, f"{folder}/seen").items() if not seen
-        ]
+        seen = _on_workers(client, sees, objects.url, f"{folder}/seen")
+    blind = [address for address, found in seen.items() if not found]
     if not blind:
         return Finding("store on workers", "all of them see what is put here")
     found = f"{len(blind)} workers, such as {blind[0]}, do not see what is put into {objects.url}"
     change = "use a shared file system under the same path everywhere, or s3://bucket/prefix"
-    return Finding("store on workers", found, "bad", change, UsageError.exit_code)
+    return Finding("store on workers", found, change, UsageError.exit_code)
 
 
 def _size(count: float) -> str:

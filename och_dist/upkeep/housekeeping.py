@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 from och_dist.encode import CLAIMS, COLLECTED
-from och_dist.errors import BadInputError, IntegrityError, UsageError
+from och_dist.errors import BadInputError, UsageError
 from och_dist.options import ExpectModel, Option, checked
 from och_dist.stage import Report, Stopwatch
 from och_dist.store import (
@@ -21,23 +20,21 @@ from och_dist.store import (
     done_chunks,
     find_index,
     list_jobs,
-    listed_keys,
     load_model,
     model_objects,
     open_corpus,
     open_objects,
     open_version,
     read_latest,
-    read_version,
     split_model_path,
     stored_bitmaps,
     version_key,
     version_numbers,
 )
 from och_dist.upkeep.compaction import compaction_input
+from och_dist.upkeep.integrity import open_any
 
 LITTER_SECONDS = 24 * 3600
-SEGMENT_NAME = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z_.-]*")
 
 
 @checked
@@ -46,8 +43,18 @@ def inspect(path: str, *, expect_model: ExpectModel = None) -> Report:
     watch = Stopwatch("inspect")
     objects = open_objects(path)
     if objects.size("model.json") is not None:
-        check_expected(split_model_path(objects.url)[1], expect_model)
-        return watch.report(**_model_facts(path))
+        folder, address = split_model_path(objects.url)
+        check_expected(address, expect_model)
+        model = load_model(open_objects(folder), address)
+        return watch.report(
+            kind="model",
+            path=path,
+            address=address,
+            method=model.method,
+            params=model.params,
+            dim=model.hasher.n_features_in_,
+            provenance=model.provenance,
+        )
     body = read_latest(objects)
     if body is None and objects.folders("segments"):
         raise BadInputError(
@@ -81,6 +88,7 @@ def inspect(path: str, *, expect_model: ExpectModel = None) -> Report:
 
 
 def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
+    parts = ("id", "start", "stop", "chunk_rows", "codec", "dropped")
     return {
         "kind": "corpus" if corpus.version else "zarr array",
         "path": corpus.url,
@@ -92,31 +100,8 @@ def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
         "ids": corpus.ids,
         "fingerprint": corpus.fingerprint,
         "segments": [
-            {
-                "id": s.id,
-                "start": s.start,
-                "stop": s.stop,
-                "chunk_rows": s.chunk_rows,
-                "codec": s.codec,
-                "dropped": s.dropped,
-                "sources": list(s.sources),
-            }
-            for s in corpus.segments
+            {**{name: getattr(part, name) for name in parts}, "sources": list(part.sources)} for part in corpus.segments
         ],
-    }
-
-
-def _model_facts(path: str) -> dict[str, Any]:
-    folder, address = split_model_path(open_objects(path).url)
-    model = load_model(open_objects(folder), address)
-    return {
-        "kind": "model",
-        "path": path,
-        "address": address,
-        "method": model.method,
-        "params": model.params,
-        "dim": model.hasher.n_features_in_,
-        "provenance": model.provenance,
     }
 
 
@@ -126,23 +111,19 @@ def status(index: str) -> Report:
     objects = open_objects(index)
     current = find_index(index)
     numbers = version_numbers(objects)
-    published = {segment.job.folder for segment in current.segments} if current else set()
-    earlier = {folder for number in numbers for folder in _folders(objects, number)} - published
+    published = current.folders if current else set()
+    earlier = _folders(objects, numbers) - published
     jobs = []
     for job in list_jobs(objects):
-        done = job.spec.n_chunks if job.folder in published | earlier else len(done_chunks(objects, job))
-        finished = "finished" if done == job.spec.n_chunks else "unfinished"
-        state = "published" if job.folder in published else "superseded" if job.folder in earlier else finished
+        chunks = done = job.spec.n_chunks
+        state = "published" if job.folder in published else "superseded"
+        if job.folder not in published | earlier:
+            done = len(done_chunks(objects, job))
+            state = "finished" if done == chunks else "unfinished"
+        kind, rows = "encode" if job.kept is None else "compact", [job.start, job.stop]
         jobs.append(
-            {
-                "job": job.id,
-                "kind": "encode" if job.kept is None else "compact",
-                "rows": [job.start, job.stop],
-                "model": job.model,
-                "chunks": job.spec.n_chunks,
-                "done": done,
-                "state": state,
-            }
+            {"job": job.id, "kind": kind, "rows": rows, "model": job.model}
+            | {"chunks": chunks, "done": done, "state": state}
         )
     if current is None and not jobs:
         raise BadInputError(f"{objects.url} holds no index and no job; start one with 'och encode CORPUS {index}'")
@@ -178,14 +159,13 @@ def gc(
     if not numbers and not segments:
         raise BadInputError(f"{objects.url} holds no corpus, no index and no job; there is nothing to collect")
     kept, old = numbers[-keep:], numbers[:-keep]
-    used = {folder for number in kept for folder in _folders(objects, number)}
+    used = _folders(objects, kept)
     named = _named(objects, jobs, used)
     marked = {folder for folder in segments if objects.size(f"{folder}/{COLLECTED}") is not None}
     body = read_latest(objects)
     is_index = body is None or body.get("kind") == "index"
-    doomed = {folder for number in old for folder in _folders(objects, number)} if is_index else set()
-    doomed |= _stranded(objects, old) if is_index else set()
-    doomed = (doomed | named | marked) - used  # marked: an earlier run was killed while it removed them
+    unused = _folders(objects, old) | _stranded(objects, old) if is_index else set()
+    doomed = (unused | named | marked) - used  # marked: an earlier run was killed while it removed them
     removed = 0
     if not dry_run:
         for folder in marked & used:
@@ -215,24 +195,14 @@ def _stranded(objects: Objects, old: Sequence[int]) -> set[str]:
         return set()
     stays = [number for number in version_numbers(objects) if number not in old]  # after the jobs that work on them
     versions = [open_version(objects.url, number) for number in stays]
-    published = {segment.job.folder for version in versions for segment in version.segments}
+    published = {folder for version in versions for folder in version.folders}
     inputs = {compaction_input(version) for version in versions}
-    return {job.folder for job in jobs if job.folder not in published and job.input not in inputs}
+    return {job.folder for job in jobs if job.input not in inputs} - published
 
 
-def _folders(objects: Objects, number: int) -> set[str]:
-    """Segment folders that a version uses."""
-    body = read_version(objects, number)
-    try:
-        if body["kind"] == "index":
-            names = {f"{entry['job']}.{entry['generation']}" for entry in body["segments"]}
-        else:
-            names = {str(entry["id"]) for entry in body["segments"]}
-        if odd := [name for name in names if not SEGMENT_NAME.fullmatch(name)]:
-            raise ValueError(f"{odd[0]!r} is no name of a segment")
-    except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"version {number} of {objects.url} is incomplete ({error}); run 'och verify'") from None
-    return {f"segments/{name}" for name in names}
+def _folders(objects: Objects, numbers: Sequence[int]) -> set[str]:
+    """Segment folders that versions use."""
+    return {folder for number in numbers for folder in open_any(objects.url, number).folders}
 
 
 def _named(objects: Objects, jobs: Sequence[str], used: set[str]) -> set[str]:
@@ -258,8 +228,7 @@ def _mark(objects: Objects, folders: set[str], named: set[str], old: Sequence[in
     for folder in sorted(folders):
         objects.put(f"{folder}/{COLLECTED}", b"{}")
     busy = {folder for folder in folders - named if any(True for _ in objects.list(f"{folder}/{CLAIMS}"))}
-    stays = [number for number in version_numbers(objects) if number not in old]
-    busy |= folders & {folder for number in stays for folder in _folders(objects, number)}
+    busy |= folders & _folders(objects, [number for number in version_numbers(objects) if number not in old])
     for folder in sorted(busy):
         objects.delete(f"{folder}/{COLLECTED}")
     return folders - busy
@@ -299,8 +268,7 @@ def _collect_models(objects: Objects) -> int:
 
 def _collect_leftovers(objects: Objects) -> int:
     """Records and claims beside the newest codes: their publisher was killed between the commit and its last step."""
-    newest = read_latest(objects)
-    folders = sorted(_folders(objects, newest["version"])) if newest else []
+    folders = sorted(_folders(objects, version_numbers(objects)[-1:]))
     return sum(objects.delete_below(f"{folder}/{name}") for folder in folders for name in ("done", CLAIMS))
 
 
@@ -309,7 +277,7 @@ def _collect_bitmaps(objects: Objects) -> int:
     made_for = stored_bitmaps(objects)  # before the versions: what these list and was not there yet is not at stake
     numbers = version_numbers(objects)
     newest = numbers[-1] if numbers else 0
-    listed = {key for number in numbers for key in listed_keys(read_version(objects, number))}
+    listed = {entry.key for number in numbers for entry in open_version(objects.url, number).tombstones}
     doomed = sorted(key for key, version in made_for.items() if version <= newest and key not in listed)
     objects.delete_all(doomed)
     return len(doomed)
@@ -317,7 +285,7 @@ def _collect_bitmaps(objects: Objects) -> int:
 
 def _used_models(objects: Objects) -> set[str]:
     used = {job.model for job in list_jobs(objects)}
-    return used | {str(read_version(objects, number).get("model")) for number in version_numbers(objects)}
+    return used | {open_version(objects.url, number).model for number in version_numbers(objects)}
 
 
 def _sweep(objects: Objects) -> int:

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from och_dist.cluster import map_tasks
-from och_dist.encode import CLAIMS, COLLECTED, ones_spec
+from och_dist.encode import CLAIMS, COLLECTED
 from och_dist.errors import BadInputError, IntegrityError, OchError
 from och_dist.stage import Context
-from och_dist.store import FOLDER as TABLES
 from och_dist.store import (
     MODELS,
+    TABLES,
     ArraySpec,
     Corpus,
     Index,
-    IndexSegment,
     Job,
     Objects,
     Tombstones,
+    Version,
     chunk_key,
     done_chunks,
     find_chunk,
     ids_prefix,
     load_model,
     model_objects,
-    open_corpus,
     open_layout,
     open_objects,
-    open_version,
     read_bitmap,
     read_job,
     read_rows,
@@ -41,11 +39,11 @@ from och_dist.store import (
     version_numbers,
 )
 
-CHUNKS_PER_TASK = 16
+OBJECTS_PER_TASK = 16
 ANNOUNCEMENT = "job.json"
 
 Array = tuple[str, ArraySpec, Any]
-Version = Corpus | Index
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,8 @@ class Damage:
 
 
 @dataclass(frozen=True)
-class Findings:
-    """All versions that there are, those of them that can be opened, and every fault."""
+class Scan:
+    """What was found at a place: the versions that there are, those that can be opened, and every fault."""
 
     url: str
     numbers: tuple[int, ...]
@@ -92,24 +90,27 @@ class Findings:
         return sorted({index.model for index in self.indexes})
 
     @cached_property
-    def standing(self) -> list[Damage]:
-        """The faults that count: all but those of segments that the newest version holds in a later generation."""
-        return [damage for damage in self.damage if not self._is_replaced(damage)]
+    def superseded(self) -> list[Damage]:
+        """The faults of segments that the newest version holds in a later generation; only older versions list them."""
+        if not isinstance(self.newest, Index):
+            return []
+        newest = {part.job.id: part.job.generation for part in self.newest.segments}
+        found = []
+        for damage in self.damage:
+            job, _, generation = damage.folder.removeprefix("segments/").partition(".")
+            replaced = generation.isdigit() and int(generation) < newest.get(job, 0)
+            if replaced and damage.part != ANNOUNCEMENT:  # others than readers look at announcements
+                found.append(damage)
+        return found
 
     @cached_property
-    def superseded(self) -> list[Damage]:
-        """The faults of repaired segments; only older versions list them."""
-        return [damage for damage in self.damage if self._is_replaced(damage)]
-
-    def _is_replaced(self, damage: Damage) -> bool:
-        if damage.part == ANNOUNCEMENT or not isinstance(self.newest, Index):  # others than readers look at these
-            return False
-        held = {part.job.id: part.job.generation for part in self.newest.segments}
-        job, _, generation = damage.folder.removeprefix("segments/").partition(".")
-        return generation.isdigit() and int(generation) < held.get(job, 0)
+    def standing(self) -> list[Damage]:
+        """The faults that count: all others."""
+        superseded = set(self.superseded)
+        return [damage for damage in self.damage if damage not in superseded]
 
 
-def find_damage(path: str, context: Context) -> Findings:
+def find_damage(path: str, context: Context) -> Scan:
     """Look at every version at ``path``, at all that they list, and at the jobs beside them."""
     objects = open_objects(path)
     numbers = version_numbers(objects)
@@ -130,20 +131,41 @@ def find_damage(path: str, context: Context) -> Findings:
         attempt(damage, f"{MODELS}/{model}", partial(load_model, model_objects(objects.url), model))
     arrays = {prefix: (spec, digests) for version in opened for prefix, spec, digests in _arrays(version)}
     for index in indexes:
-        arrays |= {prefix: (spec, digests) for prefix, spec, digests in _tables(index, damage)}
-        _check_beside_codes(index, damage)
+        for number, segment in enumerate(index.segments):
+            job = segment.job
+            tables = attempt(damage, f"{job.folder}/{TABLES}", partial(table_arrays, index, number))
+            arrays |= {prefix: (spec, digests) for prefix, spec, digests in tables or ()}  # none where one is damaged
+            attempt(damage, f"{job.folder}/{ANNOUNCEMENT}", partial(_check_announcement, objects, job))
+            if job.stored_rows:
+                attempt(damage, f"{job.folder}/ones", partial(_check_ones, objects, job))
     for prefix, (spec, _) in arrays.items():
         attempt(damage, prefix, partial(open_layout, objects, prefix, spec))
+    bitmaps = sorted({entry for index in indexes for entry in index.tombstones}, key=lambda entry: entry.key)
+    damage += _compare(objects.url, arrays, bitmaps, context)
+    chunks = sum(len(digests) for _, digests in arrays.values())
+    # A segment that several versions list is looked at once for each of them.
+    return Scan(objects.url, tuple(numbers), tuple(opened), tuple(dict.fromkeys(damage)), chunks)
+
+
+def _compare(
+    url: str, arrays: dict[str, tuple[ArraySpec, Any]], bitmaps: list[Tombstones], context: Context
+) -> list[Damage]:
+    """Read all chunks and bitmaps on the workers."""
     tasks = [
-        VerifyChunks(objects.url, prefix, group)
+        VerifyObjects(url, prefix, group)
         for prefix, (_, digests) in arrays.items()
         for group in _groups(list(enumerate(digests.tolist())))
     ]
-    damage += [fault for faults in _run(tasks, context) for fault in faults]
-    damage += _damaged_bitmaps(objects, indexes, context)
-    chunks = sum(len(task.chunks) for task in tasks)
-    # A segment that several versions list is looked at once for each of them.
-    return Findings(objects.url, tuple(numbers), tuple(opened), tuple(dict.fromkeys(damage)), chunks)
+    tasks += [VerifyObjects(url, bitmaps=group) for group in _groups(bitmaps)]
+    found = map_tasks(
+        verify_objects,
+        tasks,
+        client=context.client,
+        name="verify_objects",
+        advance=context.progress("verify", sum(len(task.chunks) for task in tasks)),
+        weight=lambda task: len(task.chunks),
+    )
+    return [fault for faults in found for fault in faults]
 
 
 def attempt(damage: list[Damage], place: str, action: Callable[[], Any]) -> Any:
@@ -157,12 +179,14 @@ def attempt(damage: list[Damage], place: str, action: Callable[[], Any]) -> Any:
 
 def open_any(path: str, number: int) -> Version:
     """A version of a corpus or of an index."""
-    kind = read_version(open_objects(path), number).get("kind")
-    if kind == "corpus":
-        return open_corpus(path, number)
-    if kind == "index":
-        return open_version(path, number)
-    raise BadInputError(f"version {number} of {path} is of kind {kind!r}; a corpus or an index can be verified")
+    objects = open_objects(path)
+    body = read_version(objects, number)
+    for kind in (Corpus, Index):
+        if body.get("kind") == kind.kind:
+            return kind.from_json(objects.url, body)
+    raise BadInputError(
+        f"version {number} of {path} is of kind {body.get('kind')!r}; a corpus or an index can be verified"
+    )
 
 
 def _arrays(version: Version) -> Iterable[Array]:
@@ -175,100 +199,47 @@ def _arrays(version: Version) -> Iterable[Array]:
                 yield ids_prefix(segment.id), segment.ids_spec, segment.id_digests
     else:
         for part in (part for part in version.segments if part.job.stored_rows):
-            yield f"{part.job.folder}/codes", part.job.spec, part.digests
+            yield f"{part.folder}/codes", part.job.spec, part.digests
             if part.row_digests is not None:
-                yield f"{part.job.folder}/rows", part.job.rows_spec, part.row_digests
-
-
-def _tables(index: Index, damage: list[Damage]) -> Iterator[Array]:
-    """The arrays of bucket tables of a version; a damaged record hides those of its segment."""
-    for number, segment in enumerate(index.segments):
-        place = f"{segment.job.folder}/{TABLES}"
-        yield from attempt(damage, place, partial(_table_arrays, index, number)) or ()
-
-
-def _table_arrays(index: Index, segment: int) -> list[Array]:
-    return list(table_arrays(index, segment))
-
-
-def _check_beside_codes(index: Index, damage: list[Damage]) -> None:
-    """Beside codes lie the announcement of their job and their folded records."""
-    for segment in index.segments:
-        job = segment.job
-        attempt(damage, f"{job.folder}/{ANNOUNCEMENT}", partial(_check_announcement, index.objects, job))
-        if job.stored_rows:
-            attempt(damage, f"{job.folder}/ones", partial(_check_ones, index.objects, job))
+                yield f"{part.folder}/rows", part.job.rows_spec, part.row_digests
 
 
 def _check_announcement(objects: Objects, job: Job) -> None:
-    found = read_job(objects, job.folder)
-    if found != job:
+    if read_job(objects, job.folder) != job:
         raise IntegrityError(
             f"{job.folder}/{ANNOUNCEMENT} is missing or announces another job; 'och verify --repair' restores it"
         )
 
 
 def _check_ones(objects: Objects, job: Job) -> None:
-    read_rows(open_layout(objects, f"{job.folder}/ones", ones_spec(job)), 0, job.spec.n_chunks)
+    read_rows(open_layout(objects, f"{job.folder}/ones", job.ones_spec), 0, job.spec.n_chunks)
 
 
 @dataclass(frozen=True)
-class VerifyChunks:
-    """Chunks of one array with the checksums that the manifest states for them."""
+class VerifyObjects:
+    """Chunks of one array with the checksums that the manifest states for them, or bitmaps of deleted rows."""
 
     url: str
-    prefix: str
-    chunks: tuple[tuple[int, int], ...]
+    prefix: str = ""
+    chunks: tuple[tuple[int, int], ...] = ()
+    bitmaps: tuple[Tombstones, ...] = ()
 
 
-def verify_chunks(task: VerifyChunks) -> list[Damage]:
-    """Every chunk whose bytes are not those that were published."""
+def verify_objects(task: VerifyObjects) -> list[Damage]:
+    """Every object whose bytes are not those that were published."""
     objects = open_objects(task.url)
-    damage = []
+    damage: list[Damage] = []
     for chunk, stated in task.chunks:
         fault = find_chunk(objects, task.prefix, chunk, stated=stated).fault
         if fault is not None:
             damage.append(Damage(f"chunk {chunk} of {task.prefix} {fault}", task.prefix, chunk))
+    for entry in task.bitmaps:
+        attempt(damage, entry.key, partial(read_bitmap, objects, entry))
     return damage
 
 
-def _run(tasks: list[VerifyChunks], context: Context) -> list[list[Damage]]:
-    return map_tasks(
-        verify_chunks,
-        tasks,
-        client=context.client,
-        name="verify_chunks",
-        advance=context.progress("verify", sum(len(task.chunks) for task in tasks)),
-        weight=lambda task: len(task.chunks),
-    )
-
-
-def _groups(chunks: list[tuple[int, int]]) -> list[tuple[tuple[int, int], ...]]:
-    return [tuple(chunks[i : i + CHUNKS_PER_TASK]) for i in range(0, len(chunks), CHUNKS_PER_TASK)]
-
-
-@dataclass(frozen=True)
-class VerifyBitmaps:
-    """Bitmaps of deleted rows that versions of an index list."""
-
-    url: str
-    listed: tuple[Tombstones, ...]
-
-
-def verify_bitmaps(task: VerifyBitmaps) -> list[Damage]:
-    """Every bitmap that does not hold what its manifest states."""
-    damage: list[Damage] = []
-    for entry in task.listed:
-        attempt(damage, entry.key, partial(read_bitmap, open_objects(task.url), entry))
-    return damage
-
-
-def _damaged_bitmaps(objects: Objects, indexes: list[Index], context: Context) -> list[Damage]:
-    entries = sorted({entry for index in indexes for entry in index.tombstones}, key=lambda entry: entry.key)
-    groups = [tuple(entries[i : i + CHUNKS_PER_TASK]) for i in range(0, len(entries), CHUNKS_PER_TASK)]
-    tasks = [VerifyBitmaps(objects.url, group) for group in groups]
-    found = map_tasks(verify_bitmaps, tasks, client=context.client, name="verify_bitmaps")
-    return [fault for faults in found for fault in faults]
+def _groups(items: list[T]) -> list[tuple[T, ...]]:
+    return [tuple(items[i : i + OBJECTS_PER_TASK]) for i in range(0, len(items), OBJECTS_PER_TASK)]
 
 
 def lost_jobs(objects: Objects) -> list[Damage]:
@@ -281,8 +252,7 @@ def lost_jobs(objects: Objects) -> list[Damage]:
             suspects[folder] = job.id
     listed: set[str] = set()
     for number in version_numbers(objects):  # read after the jobs: one may have been published meanwhile
-        version = open_any(objects.url, number)
-        listed |= {part.job.folder for part in version.segments if isinstance(part, IndexSegment)}
+        listed |= open_any(objects.url, number).folders
     return damage + [
         Damage(f"job {job} was published, but no version lists it: a manifest is missing", "versions")
         for folder, job in suspects.items()

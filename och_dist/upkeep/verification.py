@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
 from och_dist.cluster import map_tasks
-from och_dist.encode import clear_leftovers
+from och_dist.encode import checked_segment, clear_leftovers, named_jobs, not_held
 from och_dist.errors import BadInputError, IntegrityError, UsageError
-from och_dist.options import Option, checked
+from och_dist.options import Jobs, Option, checked
 from och_dist.stage import Context, Report, Stopwatch
 from och_dist.store import (
     MODELS,
     Corpus,
     CorpusRef,
     Index,
+    IndexSegment,
     Objects,
+    find_index,
     is_address,
     load_model,
     open_corpus,
@@ -25,8 +26,8 @@ from och_dist.store import (
     unseal,
     version_numbers,
 )
-from och_dist.upkeep.integrity import Damage, Findings, attempt, find_damage, lost_jobs
-from och_dist.upkeep.mending import Repaired, repair_index
+from och_dist.upkeep.integrity import Damage, Scan, attempt, find_damage, lost_jobs
+from och_dist.upkeep.repair import repair_index
 
 LISTED = 20
 
@@ -52,40 +53,59 @@ def verify(
     objects = open_objects(path)
     if not version_numbers(objects):
         return _verify_unversioned(watch, objects, context)
-    findings, repaired, found = find_damage(path, context), Repaired((), ()), 0
-    index = findings.newest
+    scan, found = find_damage(path, context), 0
+    mended: list[str] = []
+    failed: list[str] = []
+    index = scan.newest
     if repair and isinstance(index, Index):
         for segment in index.segments:
             if segment.job.generation:  # of a repair that was killed after it had published
                 clear_leftovers(objects, segment.job)
-        if findings.standing:
-            found = len(findings.standing)
-            repaired = repair_index(index, findings, corpus=corpus, context=context)
-            findings = find_damage(path, context)
-    if findings.standing:
-        raise IntegrityError(_account(findings, repaired))
-    facts = {"repaired": found, "mended": list(repaired.mended)} if repair else {}
+        if scan.standing:
+            found = len(scan.standing)
+            mended, failed = repair_index(index, scan, corpus=corpus, context=context)
+            scan = find_damage(path, context)
+    if scan.standing:
+        raise IntegrityError(_account(scan, mended, failed))
+    facts = {"repaired": found, "mended": mended} if repair else {}
     return watch.report(
         "nothing to do" if repair and not found else "done",
-        path=findings.url,
-        versions=list(findings.numbers),
-        chunks=findings.chunks,
-        models=len(findings.models),
+        path=scan.url,
+        versions=list(scan.numbers),
+        chunks=scan.chunks,
+        models=len(scan.models),
         damaged=0,
         **facts,
-        superseded=[f"{damage.text}, in older versions only" for damage in findings.superseded],
+        superseded=[f"{damage.text}, in older versions only" for damage in scan.superseded],
     )
 
 
-def _account(findings: Findings, repaired: Repaired) -> str:
+@checked
+def check_jobs(index: str, *, jobs: Jobs, context: Context | None = None) -> Report:
+    """Check every chunk of finished ``jobs`` against its record, and every byte of all versions; nothing is published.
+
+    Without jobs there is nothing to do: 'och verify' checks an index that does not change.
+    """
+    watch, context = Stopwatch("check"), context or Context()
+    objects = open_objects(index)
+    found = not_held(find_index(index), named_jobs(objects, jobs))
+    chunks = sum(len(checked_segment(objects, IndexSegment(job), context).digests) for job in found)
+    if found and version_numbers(objects):
+        try:
+            chunks += verify(index, context=context).facts["chunks"]
+        except IntegrityError as error:
+            raise IntegrityError(f"{error} Nothing new was published.") from error
+    return watch.report("done" if found else "nothing to do", index=objects.url, chunks=chunks, damaged=0)
+
+
+def _account(scan: Scan, mended: Sequence[str], failed: Sequence[str]) -> str:
     """All faults, what was mended, and what to do about the rest."""
-    text = _listing(findings.standing, findings.url)
-    if repaired.mended:
-        text = f"repaired: {'; '.join(repaired.mended[:LISTED])}. There remain {text}"
-    if repaired.failed:
-        text += f" Not repaired: {'; '.join(repaired.failed[:LISTED])}."
-        return text
-    return f"{text} {' '.join(_remedies(findings, tried=bool(repaired.mended)))}"
+    text = _listing(scan.standing, scan.url)
+    if mended:
+        text = f"repaired: {'; '.join(mended[:LISTED])}. There remain {text}"
+    if failed:
+        return f"{text} Not repaired: {'; '.join(failed[:LISTED])}."
+    return f"{text} {' '.join(_remedies(scan, tried=bool(mended)))}"
 
 
 def _listing(damage: Sequence[Damage], url: str) -> str:
@@ -93,24 +113,24 @@ def _listing(damage: Sequence[Damage], url: str) -> str:
     return f"{len(damage)} faults in {url}: {listed}."
 
 
-def _remedies(findings: Findings, *, tried: bool) -> list[str]:
+def _remedies(scan: Scan, *, tried: bool) -> list[str]:
     """A sentence for every kind of fault."""
-    newest, faults, url = findings.newest, findings.standing, findings.url
+    newest, faults, url = scan.newest, scan.standing, scan.url
     if isinstance(newest, Corpus):
         return [_corpus_remedy(newest, faults)]
     remedies = []
+    in_segments = [fault for fault in faults if fault.place.startswith("segments/")]
+    in_models = [fault.place for fault in faults if fault.place.startswith(f"{MODELS}/")]
     if isinstance(newest, Index):
-        current = {segment.job.folder for segment in newest.segments}
-        older = [fault for fault in faults if fault.place.startswith("segments/") and fault.folder not in current]
-        if not tried and len(older) < sum(fault.place.startswith("segments/") for fault in faults):
+        older = [fault for fault in in_segments if fault.folder not in newest.folders]
+        if not tried and len(older) < len(in_segments):
             remedies.append(f"'och verify {url} --repair' makes codes again from the corpus.")
         if older and newest.version > 1:
             remedies.append(f"What only older versions list goes with 'och gc {url} --keep 1'.")
-    if models := sorted({fault.place for fault in faults if fault.place.startswith(f"{MODELS}/")}):
-        names = ", ".join(place.removeprefix(f"{MODELS}/") for place in models)
+    if in_models:
+        names = ", ".join(sorted({place.removeprefix(f"{MODELS}/") for place in in_models}))
         remedies.append(f"A model is the same in every copy: bring {names} from where 'och train' put it.")
-    others = any(not fault.place.startswith(("segments/", f"{MODELS}/")) for fault in faults)
-    if others or not remedies:
+    if len(in_segments) + len(in_models) < len(faults) or not remedies:
         remedies.append("Restore these objects from a copy, or make them again.")
     return remedies
 
@@ -119,7 +139,7 @@ def _corpus_remedy(corpus: Corpus, faults: Sequence[Damage]) -> str:
     """Which rows are lost, and where they came from: a corpus can be made from its sources alone."""
     ranges, sources = [], []
     for segment in corpus.segments:
-        mine = [fault for fault in faults if fault.folder == f"segments/{segment.id}"]
+        mine = [fault for fault in faults if fault.folder == segment.folder]
         if not mine:
             continue
         sources += [str(source["path"]) for source in segment.sources if "path" in source]
@@ -134,18 +154,6 @@ def _corpus_remedy(corpus: Corpus, faults: Sequence[Damage]) -> str:
         f"Nothing here can make rows {rows} again: restore these objects from a copy, or take all rows anew from their "
         f"source with 'och ingest {files} NEW_CORPUS'."
     )
-
-
-@dataclass(frozen=True)
-class ReadPartition:
-    corpus: CorpusRef
-    start: int
-    stop: int
-
-
-def read_partition(task: ReadPartition) -> int:
-    """Decode rows of an adopted Zarr array; its own codecs find what they can."""
-    return sum(len(block) for _, block in task.corpus.open().blocks(task.start, task.stop))
 
 
 def _verify_unversioned(watch: Stopwatch, objects: Objects, context: Context) -> Report:
@@ -168,10 +176,15 @@ def _verify_unversioned(watch: Stopwatch, objects: Objects, context: Context) ->
             "run the command that makes it again"
         )
     corpus = open_corpus(objects.url)
-    tasks = [ReadPartition(corpus.ref, start, stop) for start, stop in corpus.partitions()]
-    rows = map_tasks(read_partition, tasks, client=context.client, name="read_partition")
-    return watch.report(path=corpus.url, versions=[], chunks=len(tasks), rows=sum(rows), damaged=0)
+    parts = corpus.partitions()
+    rows = map_tasks(partial(read_partition, corpus.ref), parts, client=context.client, name="read_partition")
+    return watch.report(path=corpus.url, versions=[], chunks=len(parts), rows=sum(rows), damaged=0)
 
 
 def _check_trained(objects: Objects, key: str) -> None:
     unseal(objects.get(key), f"{objects.url}/{key}")
+
+
+def read_partition(corpus: CorpusRef, rows: tuple[int, int]) -> int:
+    """Decode rows [start, stop) of an adopted Zarr array; its own codecs find what they can."""
+    return sum(len(block) for _, block in corpus.open().blocks(*rows))

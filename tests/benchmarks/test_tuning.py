@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from och_dist.evaluate.splits import Split
+from och_dist.evaluate.comparison import Split
 from och_dist.kernels.gistlike import gist_rows
 from och_dist.kernels.packing import unpack_bits
 from och_dist.kernels.ranking import mean_average_precision, pooled_area

@@ -18,9 +18,8 @@ from och_dist.jobs.pipeline import load_pipeline
 from och_dist.jobs.runs import recorded
 from och_dist.logs import configure_logging
 from och_dist.stop import Terminated
-from och_dist.store.lock import locked
 from och_dist.store.objects import open_objects
-from och_dist.store.runs import begin_run
+from och_dist.store.runs import begin_run, locked
 from tests.support.command import ended, facts, och, one_object, refused, small_rows
 
 PIPELINES = Path(__file__).parents[2] / "pipelines"

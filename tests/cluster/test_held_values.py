@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from och_dist.cluster import ask_values, begin_asking, derive_values, hold_values
+from och_dist.cluster import ask_values, begin_asking, hold_values
 from och_dist.cluster.held_values import SMALL_BYTES
 from och_dist.errors import BadInputError
 from tests.support.cluster_help import wait_until
@@ -47,7 +47,7 @@ def test_asked_as_tasks(client: Any, nbytes: int) -> None:
 
 def test_asked_in_one_trip(client: Any) -> None:
     held = hold_values(ten_times, range(9), client=client, name="ten_times")
-    derived = derive_values(plus, held, [np.arange(n) for n in range(9)], client=client, name="plus")
+    derived = hold_values(plus, held, [np.arange(n) for n in range(9)], client=client, name="plus")
     values = [plus(10 * n, np.arange(n)) for n in range(9)]
     wait_until(lambda: all(future.done() for future in derived), 30)
     payload = np.ones(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import time
@@ -15,34 +16,23 @@ import psutil
 import pytest
 import threadpoolctl
 
-from och_dist.cluster import connection as cluster
-from och_dist.cluster import worker
+import och_dist
+from och_dist.cluster import warm
 from och_dist.cluster.connection import ClusterOptions, check_memory, connect, dashboard_link
 from och_dist.cluster.tasks import map_tasks
 from och_dist.errors import ClusterError, UsageError
 from tests.support import cluster_tasks as work
-from tests.support.cluster_help import Processes, family, start_separate
-
-LOOPBACK = {"127.0.0.1", "::1"}
-
-
-def listeners() -> dict[int, list[str]]:
-    """Addresses on which this process and its descendants listen, by process."""
-    return {
-        process.pid: [entry.laddr.ip for entry in process.net_connections("inet") if entry.status == "LISTEN"]
-        for process in family(psutil.Process().pid)
-    }
+from tests.support.cluster_help import LOOPBACK, Processes, family, listening, start_separate
 
 
 def test_every_socket_is_on_loopback(client: Any) -> None:
-    found = listeners()
-    workers = client.run(work.slow_pid, 0.0).values()
-    assert len(set(workers)) == 2
-    for pid in workers:
-        assert found[pid], f"worker {pid} listens nowhere: this test sees nothing"
-    mine = found[psutil.Process().pid]
+    found = listening(os.getpid())
+    workers = set(client.run(os.getpid).values())
+    assert len(workers) == 2
+    assert workers <= {pid for pid, _ in found}, "a worker that listens nowhere: this test sees nothing"
+    mine = [address for pid, address in found if pid == os.getpid()]
     assert len(mine) >= 4, "scheduler, dashboard and two nannies are in this process"
-    assert {address for addresses in found.values() for address in addresses} <= LOOPBACK
+    assert {address for _, address in found} <= set(LOOPBACK)
 
 
 def test_the_dashboard_answers_on_loopback(client: Any) -> None:
@@ -77,7 +67,7 @@ def test_without_a_dashboard(client: Any) -> None:
         assert dashboard_link(other) is None
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(other.dashboard_link, timeout=20)
-        assert {ip for addresses in listeners().values() for ip in addresses} <= LOOPBACK
+        assert {address for _, address in listening(os.getpid())} <= set(LOOPBACK)
         assert map_tasks(work.same, [1, 2], client=other, name="same") == [1, 2]
     left = [process for process in family(psutil.Process().pid) if process.pid not in before]
     _, alive = psutil.wait_procs(left, timeout=10)
@@ -162,7 +152,7 @@ def test_workers_with_another_version_are_refused(
 ) -> None:
     started = start_separate(processes, tmp_path, workers=1, nanny=False)
     with monkeypatch.context() as patch:
-        patch.setattr(worker.PrepareWorker, "__init__", lambda self: setattr(self, "version", "0.0.0"))
+        patch.setattr(och_dist, "__version__", "0.0.0")
         with (
             pytest.raises(ClusterError, match=r"has och-dist .*, not 0\.0\.0.*install the same och-dist"),
             connect(ClusterOptions(scheduler=started.address)),
@@ -194,9 +184,9 @@ def compiled_kernels() -> int:
 
 
 def test_a_long_job_has_its_kernels_compiled_beside_the_first_stage():
-    with cluster.connect(ClusterOptions(workers=1, dashboard=False)) as client:
+    with connect(ClusterOptions(workers=1, dashboard=False)) as client:
         assert list(client.run(compiled_kernels).values()) == [0]
-        cluster.warm(client)
+        warm(client)
         deadline = time.monotonic() + 60
         while list(client.run(compiled_kernels).values()) != [4]:
             assert time.monotonic() < deadline

@@ -15,8 +15,7 @@ from och_dist import events
 from och_dist.cluster.connection import ClusterOptions, connect, dashboard_link
 from och_dist.cluster.tasks import map_tasks, reduce_tasks
 from och_dist.errors import BadInputError
-from och_dist.monitor.forward import monitored, reported
-from och_dist.monitor.progress import log_progress
+from och_dist.monitor.forward import log_progress, monitored, reported
 from och_dist.search.searcher import open_index
 from och_dist.stage import Context
 from och_dist.train.stage import train
@@ -57,7 +56,7 @@ def ended(client: Any, name: str, failures: int = 0, **chunks: int) -> dict[str,
 def test_a_local_cluster(client: Any) -> None:
     with monitored(client, "a map and a reduction") as shown:
         assert shown
-        assert events.heard(client)
+        assert events.heard()
         advance = reported(log_progress)("mapping", 30)
         assert map_tasks(work.same, range(30), client=client, name="same", advance=advance, inherited={0, 5}) == [
             *range(30)

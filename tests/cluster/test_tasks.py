@@ -21,7 +21,6 @@ from och_dist.cluster import outcome
 from och_dist.cluster import tasks as graph
 from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.cluster.tasks import map_tasks, reduce_in_pieces, reduce_tasks, scan_tasks
-from och_dist.stop import Stop
 from tests.support import cluster_tasks as work
 from tests.support.cluster_help import Separate, wait_until
 from tests.support.cluster_tasks import Attempt
@@ -138,8 +137,8 @@ def test_tasks_are_data_whatever_they_look_like(client: Any) -> None:
 
 
 def graph_bytes(count: int, shared: np.ndarray, client: Any) -> int:
-    tree = graph.TaskGraph(work.describe, range(count), client, "describe", shared)
-    root = tree.merge(tree.leaves, work.bracket)[0]
+    made = graph.TaskGraph(graph.Leaves(work.describe, range(count), "describe", shared), client)
+    (root,) = graph.merge_tree(made.nodes, work.bracket, "describe")
     return len(pickle.dumps(dict(dask.optimize(root)[0].__dask_graph__())))
 
 
@@ -159,20 +158,6 @@ def test_progress_adds_up(client: Any) -> None:
             got: list[int] = []
             run(shape, work.same, list(range(40)), client=where, advance=got.append, weight=lambda task: task)
             assert sorted(got) == list(range(40))
-
-
-def test_progress_counts_a_task_once_however_often_it_ran() -> None:
-    got: list[int] = []
-    count = graph.ProgressCounter(got.append)
-    for event in [(0, 5), (1, 7), (0, 5), (2, 1)]:
-        count((time.time(), event))
-    assert got == [5, 7, 1]
-
-
-def test_no_events_without_a_listener(client: Any) -> None:
-    before = set(client.get_events())
-    reduce_tasks(work.same, range(3), work.collect, client=client, name="same")
-    assert {topic for topic in set(client.get_events()) - before if "progress" in topic} == set()
 
 
 # Failures
@@ -254,16 +239,17 @@ def test_a_mistake_in_the_code_is_not_hidden_in_this_process() -> None:
 class Block:
     """Stands for the data that a task works on."""
 
-    alive = 0
+    alive = most = 0
 
     def __init__(self) -> None:
         type(self).alive += 1
+        type(self).most = max(self.most, self.alive)
 
     def __del__(self) -> None:
         type(self).alive -= 1
 
 
-def raise_with_a_block(task: int, shared: Any = None) -> int:
+def raise_with_a_block(task: int) -> int:
     block = Block()
     try:
         raise OSError(5, f"about {block}")
@@ -272,13 +258,11 @@ def raise_with_a_block(task: int, shared: Any = None) -> int:
 
 
 def test_kept_errors_do_not_keep_the_data_of_their_tasks() -> None:
-    Block.alive = 0
-    most = 0
-    for _, found in graph._map_here(raise_with_a_block, range(5), Stop()):
-        most = max(most, Block.alive)
-        assert isinstance(found, outcome.Failure)
-        assert "raise_with_a_block" in str(found.error.__traceback__.tb_next.tb_frame.f_code)  # type: ignore[union-attr]
-    assert most == 0
+    Block.most = 0
+    with pytest.raises(errors.BadInputError, match="bad 0") as caught:
+        map_tasks(raise_with_a_block, range(5), client=None, name="raise")
+    assert (Block.most, Block.alive) == (1, 0)
+    assert "raise_with_a_block" in {entry.name for entry in caught.traceback}
 
 
 # Losses

@@ -20,18 +20,26 @@ from types import ModuleType
 from typing import Any
 
 import dask
-import psutil
 import pytest
 
 from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.cluster.tasks import map_tasks
 from och_dist.errors import ClusterError, OchError, UsageError
 from tests.support import cluster_tasks as work
-from tests.support.cluster_help import CODE_CHUNK, ROWS, Processes, Reference, Separate, family, tree, wait_until
+from tests.support.cluster_help import (
+    CODE_CHUNK,
+    LOOPBACK,
+    ROWS,
+    Processes,
+    Reference,
+    Separate,
+    listening,
+    tree,
+    wait_until,
+)
 
 pytest.importorskip("cryptography")
 MAKE_CERTS = Path(__file__).parents[2] / "cluster" / "tls" / "make-certs"
-LOOPBACK = {"127.0.0.1", "::1"}
 PATIENCE = 60.0
 
 
@@ -193,14 +201,7 @@ def test_a_local_cluster_speaks_tls_on_loopback(certs: Path) -> None:
         assert client is not None
         workers = client.scheduler_info(n_workers=-1)["workers"]
         assert [address.partition(":")[0] for address in (client.scheduler.address, *workers)] == ["tls", "tls"]
-        listening = {
-            entry.laddr.ip
-            for process in family(psutil.Process().pid)
-            for entry in process.net_connections("inet")
-            if entry.status == "LISTEN"
-        }
-        assert listening
-        assert listening <= LOOPBACK
+        assert {address for _, address in listening(os.getpid())} <= set(LOOPBACK)
         with (
             pytest.raises(ClusterError, match=r"speaks TLS only; write tls://"),
             connect(ClusterOptions(scheduler=client.scheduler.address.replace("tls://", "tcp://"))),
@@ -210,14 +211,9 @@ def test_a_local_cluster_speaks_tls_on_loopback(certs: Path) -> None:
 
 def test_every_socket_of_a_secured_cluster_is_on_loopback(secured: Separate) -> None:
     for process in (secured.scheduler, *secured.workers):
-        found = [
-            entry.laddr.ip
-            for member in family(process.pid)
-            for entry in member.net_connections("inet")
-            if entry.status == "LISTEN"
-        ]
+        found = {address for _, address in listening(process.pid)}
         assert found, "a process that listens nowhere: this test sees nothing"
-        assert set(found) <= LOOPBACK
+        assert found <= set(LOOPBACK)
 
 
 # Strangers

@@ -21,6 +21,7 @@ from och_dist.train.stage import train
 from och_dist.upkeep.housekeeping import gc, status
 from och_dist.upkeep.verification import verify
 from tests.support.crashes import Crash, crash_at, tree
+from tests.support.races import after_tasks
 from tests.support.stage_data import BITS, PARAMS, all_codes, clustered, corpus_of
 
 
@@ -261,20 +262,12 @@ def test_bad_rows_of_an_adopted_array_are_named(vectors: np.ndarray, model: str,
 
 
 def test_an_adopted_array_that_changes_meanwhile_is_not_published(
-    vectors: np.ndarray, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vectors: np.ndarray, model: str, tmp_path: Path
 ) -> None:
     array = zarr.create_array(store=tmp_path / "array", data=vectors[:200], chunks=(64, 16))
-    plain = stage.run_job
-
-    def run_and_write(*args: Any) -> int:
-        rows = plain(*args)
-        array[70] = vectors[900]
-        return rows
-
-    monkeypatch.setattr(stage, "run_job", run_and_write)
+    meanwhile = after_tasks(1, lambda: array.__setitem__(70, vectors[900]))
     with pytest.raises(ConflictError, match="was written to while it was being encoded"):
-        encode(str(tmp_path / "array"), str(tmp_path / "index"), model=model)
+        encode(str(tmp_path / "array"), str(tmp_path / "index"), model=model, context=meanwhile)
     assert find_index(str(tmp_path / "index")) is None
-    monkeypatch.undo()
     encode(str(tmp_path / "array"), str(tmp_path / "index"), model=model)
     assert np.array_equal(all_codes(str(tmp_path / "index")), codes_of(model, np.asarray(array[:])))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from och_dist.upkeep import housekeeping as upkeep
 from och_dist.upkeep.housekeeping import gc
 from och_dist.upkeep.verification import verify
 from tests.support.crashes import Crash, crash_at, tree
-from tests.support.races import before_commit
+from tests.support.races import before_commit, together
 from tests.support.stage_data import BITS, all_codes, corpus_of
 
 
@@ -35,25 +33,6 @@ def unpublished(corpus: str, index: str, model: str, chunk_rows: int = 80) -> st
     """The id of a finished job that is not published."""
     (job,) = encode(corpus, index, model=model, chunk_rows=chunk_rows, publish=False).facts["jobs"]
     return str(job)
-
-
-def together(*actions: Callable[[], Any]) -> list[Any]:
-    """What each action returns or raises when all start at once, each in a thread of its own."""
-    barrier, outcomes = threading.Barrier(len(actions)), [None] * len(actions)
-
-    def run(number: int) -> None:
-        barrier.wait(30)
-        try:
-            outcomes[number] = actions[number]()
-        except Exception as error:
-            outcomes[number] = error  # type: ignore[call-overload]
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(actions))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return outcomes
 
 
 def test_publishing_makes_a_job_visible_once(small: str, model: str, tmp_path: Path) -> None:

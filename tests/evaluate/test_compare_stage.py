@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,8 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.evaluate import comparison as module
 from och_dist.evaluate import exact as nearest
-from och_dist.evaluate.comparison import Cell, compare
-from och_dist.evaluate.splits import Split, prepare_split
+from och_dist.evaluate.comparison import Split, compare, prepare_split
 from och_dist.ingest.stage import ingest
 from och_dist.kernels.packing import unpack_bits
 from och_dist.kernels.ranking import evaluate_histograms
@@ -45,7 +44,7 @@ def run(corpus: str, output: Path, **changes: Any) -> dict[str, Any]:
         "methods": ["lsh", "itq", "sph"], "bits": [6, 11], "repeats": 2, "queries": QUERIES, "train_rows": TRAINING,
         "truth_fraction": 0.05, "sweeps": False,
     }  # fmt: skip
-    report = compare(corpus, str(output), **{**settings, **changes}, context=Context())
+    report = compare(corpus, str(output), **{"context": Context(), **settings, **changes})
     return {**report.to_json(), **json.loads((output / "results.json").read_text())}
 
 
@@ -111,23 +110,20 @@ def test_figures_equal_brute_force(corpus: str, vectors: np.ndarray, tmp_path: P
             assert cell["rankings"]["spherical"]["map"] == pytest.approx(evaluate_histograms(n, g)["map"])
 
 
-def test_a_stopped_comparison_repeats_no_finished_cell(
-    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_comparison_repeats_no_finished_cell(corpus: str, tmp_path: Path) -> None:
     reference = run(corpus, tmp_path / "whole")
-    counted: list[str] = []
-    count = module._count
+    done: list[str] = []
 
-    def stop_after_five(corpus: Any, split: Any, cell: Cell, *rest: Any) -> Any:
-        if len(counted) == 5:
-            raise KeyboardInterrupt
-        counted.append(cell.method)
-        return count(corpus, split, cell, *rest)
+    def stop_after_five(name: str, total: int) -> Callable[[int], None]:
+        def advance(count: int) -> None:
+            done.append(name)
+            if done.count("evaluate") == 5:
+                raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_count", stop_after_five)
+        return advance
+
     with pytest.raises(KeyboardInterrupt):
-        run(corpus, tmp_path / "halved")
-    monkeypatch.setattr(module, "_count", count)
+        run(corpus, tmp_path / "halved", context=Context(progress=stop_after_five))
     rest = run(corpus, tmp_path / "halved")
     assert rest["computed"] == 12 - 5
     for first, second in zip(reference["cells"], rest["cells"], strict=True):

@@ -15,10 +15,10 @@ from zarr.codecs import Crc32cCodec
 
 from och_dist.encode import publication as publish
 from och_dist.store import arrays, corpus, index
-from och_dist.store.objects import BucketObjects, LocalObjects, Objects, Put
+from och_dist.store.objects import BucketObjects, LocalObjects, Objects
 
 # All modules that look at checksums, so that none of them is imported later, with its guard up.
-from och_dist.upkeep import mending as repair
+from och_dist.upkeep import repair
 from och_dist.upkeep import verification as verify  # noqa: F401
 
 
@@ -58,10 +58,10 @@ def _without_looking(self: Crc32cCodec, chunk_bytes: Any, chunk_spec: Any) -> An
 
 
 def _write_once(patch: pytest.MonkeyPatch) -> None:
-    def overwrite(self: Objects, key: str, data: bytes) -> Put:
+    def overwrite(self: Objects, key: str, data: bytes, *, begun: bool = True) -> bool:
         self.delete(key)
         self._create(key, data)
-        return Put.WON
+        return True
 
     for store in (LocalObjects, BucketObjects):
         patch.setattr(store, "put", overwrite)
@@ -74,11 +74,13 @@ def _strict_reads(patch: pytest.MonkeyPatch) -> None:
     def lenient(self: Any, objects: Objects, prefix: str = "", *, strict: bool = True) -> None:
         plain(self, objects, prefix, strict=False)
 
-    def chunk_or_zeros(objects: Objects, prefix: str, spec: arrays.ArraySpec, chunk: int) -> np.ndarray:
+    def chunk_or_zeros(
+        objects: Objects, prefix: str, spec: arrays.ArraySpec, chunk: int, *, stated: int | None = None
+    ) -> np.ndarray:
         if objects.size(arrays.chunk_key(prefix, chunk)) is None:
             low, high = spec.bounds(chunk)
             return np.zeros((high - low, spec.width), spec.dtype)
-        return plain_chunk(objects, prefix, spec, chunk)
+        return plain_chunk(objects, prefix, spec, chunk, stated=stated)
 
     patch.setattr(arrays.ObjectZarrStore, "__init__", lenient)
     for module in (index, corpus):

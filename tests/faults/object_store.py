@@ -20,7 +20,7 @@ from och_dist.errors import ConflictError, OchError
 from och_dist.ingest.stage import ingest
 from och_dist.store.index import open_version
 from och_dist.store.manifest import version_numbers
-from och_dist.store.objects import Put, open_objects
+from och_dist.store.objects import open_objects
 from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.housekeeping import status
@@ -211,8 +211,8 @@ class OneKey(Race):
     def check(self) -> None:
         lost = self.refused(ConflictError)
         found = int(open_objects(self.place.index).get("key"))
-        if self.results.count(Put.WON) != 1 or self.results.index(Put.WON) % 4 != found:
-            raise Harm(f"{self.results.count(Put.WON)} writers have won", wrong=1)
+        if self.results.count(True) != 1 or self.results.index(True) % 4 != found:
+            raise Harm(f"{self.results.count(True)} writers have won", wrong=1)
         if sorted(lost) != [number for number in range(16) if number % 4 != found]:
             raise Harm("a writer of something else was not told", wrong=1)
 

@@ -108,8 +108,7 @@ def test_dropped_rows_take_their_ids_along(rows: int, chunk_rows: int, bad: set[
     values = clustered(rows, dim=4)
     values[sorted(bad), 2] = np.nan
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments, "SCAN_IDS", step)
-        patch.setattr(segments, "SCAN_ROWS_BYTES", 16 * step)
+        patch.setattr(segments, "PART_ROWS", step)
         url, files = str(Path(folder, "c")), [lines(Path(folder), "i.txt", [f"r{i}" for i in range(rows)])]
         ingest([save(Path(folder), "v.npy", values)], url, ids=files, nonfinite="drop", chunk_rows=chunk_rows)
         assert ids_of(url) == [f"r{i}" for i in range(rows) if i not in bad]
@@ -167,16 +166,12 @@ def outcome(files: list[str], url: str, ids: list[str]) -> str | None:
     kind=st.sampled_from(["int64", "string"]),
     per_task=st.sampled_from([3, 1 << 24]),
     collisions=st.booleans(),
-    suspects=st.sampled_from([1, 1000]),
 )
-def test_each_id_once(
-    first: list[int], second: list[int], kind: str, per_task: int, collisions: bool, suspects: int
-) -> None:
+def test_each_id_once(first: list[int], second: list[int], kind: str, per_task: int, collisions: bool) -> None:
     """Against a dictionary; also with several hash ranges, and with hashes of which most are equal."""
     plain = stage.id_hashes
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage, "HASHES_PER_TASK", per_task)
-        patch.setattr(stage, "SUSPECTS", suspects)
         if collisions:
             patch.setattr(stage, "id_hashes", lambda block: plain(block) & np.uint64(3 << 62))
         folder, taken = Path(name), list[int]()
@@ -252,7 +247,7 @@ def test_verify_finds_a_damaged_ids_chunk(damage: Any, tmp_path: Path) -> None:
         chunk.write_bytes(damage(chunk.read_bytes()))
     with pytest.raises(IntegrityError, match=r"1 faults in .*chunk 1 of segments/.*/ids is"):
         verify(url)
-    corpus_store._open_ids.cache_clear()
+    corpus_store._opened.cache_clear()
     with pytest.raises(IntegrityError):
         open_corpus(url).read_ids(np.array([9]))
     assert open_corpus(url).read_ids(np.array([3])).tolist() == [3]

@@ -217,7 +217,7 @@ def test_drop_leaves_out_exactly_the_bad_rows(rows: int, chunk_rows: int, scan_r
     bad = {row for row in bad if row < rows}
     values = with_bad_rows(rows, bad)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segments, "SCAN_ROWS_BYTES", scan_rows * 16)
+        patch.setattr(segments, "PART_ROWS", scan_rows)
         path, url = save(Path(folder), "a.npy", values), f"{folder}/corpus"
         if len(bad) == rows:
             with pytest.raises(BadInputError, match="none of the"):
@@ -404,7 +404,7 @@ def test_a_long_run_of_bad_rows_is_not_read_at_once(tmp_path: Path, monkeypatch:
     """A chunk of ten rows, the first of which lies a thousand bad rows before the others."""
     values = clustered(1030, dim=4)
     values[[*range(1, 1001), 1015]] = np.nan
-    monkeypatch.setattr(segments, "SCAN_ROWS_BYTES", 50 * 16)
+    monkeypatch.setattr(segments, "PART_ROWS", 50)
     sizes: list[int] = []
     plain = JoinedFiles.read
     monkeypatch.setattr(JoinedFiles, "read", lambda self, a, b: sizes.append(b - a) or plain(self, a, b))

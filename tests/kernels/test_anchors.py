@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-from decimal import Decimal, localcontext
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, NonFiniteError
-from och_dist.kernels.anchors import _exp_minus, anchor_scores, anchor_shares, encode_anchors, nearest_anchors
+from och_dist.kernels.anchors import anchor_scores, anchor_shares, encode_anchors, nearest_anchors
 
 
 def sample(n=300, m=20, d=7, q=11, seed=0):
@@ -19,22 +17,6 @@ def sample(n=300, m=20, d=7, q=11, seed=0):
 
 def bits_of(codes, n_bits):
     return np.unpackbits(codes, axis=1, bitorder="little")[:, :n_bits]
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.floats(0, 708))
-def test_the_exponential_is_exact_to_a_unit_in_the_last_place(x):
-    with localcontext() as context:
-        context.prec = 60
-        exact = (-Decimal(x)).exp()
-        assert abs(Decimal(float(_exp_minus(x))) - exact) <= Decimal(float(np.spacing(float(exact))))
-
-
-def test_the_exponential_at_its_ends():
-    assert _exp_minus(0.0) == 1.0
-    assert _exp_minus(800.0) == _exp_minus(1e300) == _exp_minus(np.inf) == 0.0
-    steps = np.array([_exp_minus(x) for x in np.linspace(0, 750, 5000)])
-    assert (np.diff(steps) <= 0).all()
 
 
 @settings(max_examples=40, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -49,10 +50,10 @@ def spherical(queries, codes, n_bits):
     return ranks, np.array([[float(value) for value in row] for row in exact]).reshape(either.shape)
 
 
-def first_by(order_by, numbers, live, k):
-    """Places (q, m) of the first k live rows by (distance, row number)."""
+def first_by(order_by, live, k):
+    """Places (q, m) of the first k live rows by (distance, row)."""
     places = np.flatnonzero(live)
-    order = [sorted(places, key=lambda i: (row[i], numbers[i]))[:k] for row in order_by]
+    order = [sorted(places, key=lambda i: (row[i], i))[:k] for row in order_by]
     return np.array(order, dtype=np.int64).reshape(len(order_by), min(k, len(places)))
 
 
@@ -67,43 +68,33 @@ def cases(draw):
     k = draw(st.sampled_from([0, 1, 2, 10, 100, n, n + 7]))
     live = draw(st.sampled_from([None, 0.0, 0.02, 0.5, 0.98]))
     live = None if live is None else rng.random(n) < live
-    numbers = draw(st.sampled_from([None, "gaps"]))
-    numbers = None if numbers is None else np.cumsum(rng.integers(1, 9, n)) + 10**12
     largest = draw(st.sampled_from([0, 1, 3, 2**19, 2**32 // n_bits - 1]))
     weights = rng.integers(0, largest, (len(queries), n_bits), endpoint=True)
     weights[rng.random(weights.shape) < draw(st.sampled_from([0.0, 0.5, 0.95]))] = 0
-    return n_bits, queries, weights, codes, k, live, numbers
+    return n_bits, queries, weights, codes, k, live
 
 
 @settings(deadline=None, max_examples=80)
-@given(case=cases(), laid_out=st.booleans())
-def test_weighted_neighbours_are_those_of_brute_force(case, laid_out):
-    n_bits, queries, weights, codes, k, live, numbers = case
-    given_codes = lay_out(codes, n_bits) if laid_out else codes
-    found, rows = weighted_top_k(
-        queries, weights, given_codes, k, n_bits=n_bits, first_row=7 * (numbers is None), row_numbers=numbers, live=live
-    )
+@given(case=cases())
+def test_weighted_neighbours_are_those_of_brute_force(case):
+    n_bits, queries, weights, codes, k, live = case
+    found, rows = weighted_top_k(queries, weights, lay_out(codes, n_bits), k, live=live)
     expected = weighted(queries, weights, codes, n_bits)
-    names = np.arange(7, 7 + len(codes)) if numbers is None else numbers
-    places = first_by(expected, names, np.ones(len(codes), bool) if live is None else live, k)
+    places = first_by(expected, np.ones(len(codes), bool) if live is None else live, k)
     assert (found.dtype, rows.dtype) == (np.int64, np.int64)
-    np.testing.assert_array_equal(rows, names[places])
+    np.testing.assert_array_equal(rows, places)
     np.testing.assert_array_equal(found, np.take_along_axis(expected, places, axis=1))
 
 
 @settings(deadline=None, max_examples=50)
-@given(case=cases(), laid_out=st.booleans())
-def test_spherical_neighbours_are_those_of_exact_fractions(case, laid_out):
-    n_bits, queries, _, codes, k, live, numbers = case
-    given_codes = lay_out(codes, n_bits) if laid_out else codes
-    found, rows = spherical_top_k(
-        queries, given_codes, k, n_bits=n_bits, first_row=7 * (numbers is None), row_numbers=numbers, live=live
-    )
+@given(case=cases())
+def test_spherical_neighbours_are_those_of_exact_fractions(case):
+    n_bits, queries, _, codes, k, live = case
+    found, rows = spherical_top_k(queries, lay_out(codes, n_bits), k, live=live)
     ranks, values = spherical(queries, codes, n_bits)
-    names = np.arange(7, 7 + len(codes)) if numbers is None else numbers
-    places = first_by(ranks, names, np.ones(len(codes), bool) if live is None else live, k)
+    places = first_by(ranks, np.ones(len(codes), bool) if live is None else live, k)
     assert (found.dtype, rows.dtype) == (np.float64, np.int64)
-    np.testing.assert_array_equal(rows, names[places])
+    np.testing.assert_array_equal(rows, places)
     np.testing.assert_array_equal(found, np.take_along_axis(values, places, axis=1))
 
 
@@ -150,10 +141,10 @@ def test_equal_weights_rank_as_hamming_distance_does():
 def test_more_queries_than_a_tile_and_any_batch_give_one_result():
     rng = np.random.default_rng(2)
     queries, codes = codes_of(rng, 300, 24), codes_of(rng, 500, 24)
-    weights = rng.integers(0, 50, (300, 24))
-    whole = weighted_top_k(queries, weights, codes, 20)
+    weights, block = rng.integers(0, 50, (300, 24)), lay_out(codes, 24)
+    whole = weighted_top_k(queries, weights, block, 20)
     for size in (1, 7):
-        parts = [weighted_top_k(queries[i : i + size], weights[i : i + size], codes, 20) for i in range(0, 300, size)]
+        parts = [weighted_top_k(queries[i : i + size], weights[i : i + size], block, 20) for i in range(0, 300, size)]
         for one, many in zip(whole, zip(*parts, strict=True), strict=True):
             np.testing.assert_array_equal(one, np.concatenate(many))
 
@@ -165,14 +156,14 @@ def test_parts_merge_to_the_whole(cuts):
     weights = rng.integers(0, 3, (6, 40))
     ends = [0, *cuts, 700]
     pieces = list(pairwise(ends))
-    parts = [weighted_top_k(queries, weights, codes[a:b], 150, first_row=a) for a, b in pieces]
-    for merged, whole in zip(merge_top_k(parts, 150), weighted_top_k(queries, weights, codes, 150), strict=True):
-        assert merged.dtype == whole.dtype
-        np.testing.assert_array_equal(merged, whole)
-    parts = [spherical_top_k(queries, codes[a:b], 150, n_bits=40, first_row=a) for a, b in pieces]
-    for merged, whole in zip(merge_top_k(parts, 150), spherical_top_k(queries, codes, 150, n_bits=40), strict=True):
-        assert merged.dtype == whole.dtype
-        np.testing.assert_array_equal(merged, whole)
+    for nearest in (partial(weighted_top_k, queries, weights), partial(spherical_top_k, queries)):
+        parts = []
+        for first, last in pieces:
+            distances, rows = nearest(lay_out(codes[first:last], 40), 150)
+            parts.append((distances, rows + first))
+        for merged, whole in zip(merge_top_k(parts, 150), nearest(lay_out(codes, 40), 150), strict=True):
+            assert merged.dtype == whole.dtype
+            np.testing.assert_array_equal(merged, whole)
 
 
 @settings(deadline=None, max_examples=30)
@@ -206,7 +197,7 @@ def test_the_largest_sums_are_exact():
     weights = np.full((1, 4096), 2**20 - 1, dtype=np.int32)
     queries, codes = np.zeros((1, 512), np.uint8), np.full((3, 512), 255, np.uint8)
     codes[1, 511] = 127
-    distances, rows = weighted_top_k(queries, weights, codes, 3)
+    distances, rows = weighted_top_k(queries, weights, lay_out(codes, 4096), 3)
     assert distances.tolist() == [[4095 * (2**20 - 1), 4096 * (2**20 - 1), 4096 * (2**20 - 1)]]
     assert rows.tolist() == [[1, 0, 2]]
     assert weighted_pairs(queries, weights, codes[None]).max() == 4096 * (2**20 - 1)
@@ -238,33 +229,23 @@ def test_weights_of_zero_scores_and_of_many_bits():
 
 def test_unusable_arguments_are_refused():
     codes, weights = np.zeros((4, 2), np.uint8), np.ones((4, 12), int)
-    search = {"n_bits": 12}
+    block = lay_out(codes, 12)
     with pytest.raises(UsageError, match="k=-1; expected a number"):
-        weighted_top_k(codes, weights, codes, -1, **search)
-    with pytest.raises(BadInputError, match=r"weights are int64 \(4, 12\); expected integers \(4, 13\)"):
-        weighted_top_k(codes, weights, codes, 1, n_bits=13)
-    with pytest.raises(BadInputError, match="the codes have 12 bits; expected 11"):
-        weighted_top_k(codes, weights[:, :11], lay_out(codes, 12), 1)
+        weighted_top_k(codes, weights, block, -1)
+    with pytest.raises(BadInputError, match=r"weights are int64 \(4, 11\); expected integers \(4, 12\)"):
+        weighted_top_k(codes, weights[:, :11], block, 1)
     with pytest.raises(BadInputError, match="weights are float64"):
-        weighted_top_k(codes, weights / 2, codes, 1, **search)
+        weighted_top_k(codes, weights / 2, block, 1)
     for bad in (-1, 2**32, 2**29):
         with pytest.raises(BadInputError, match="below 0 or add up"):
-            weighted_top_k(codes, weights * bad, codes, 1, **search)
+            weighted_top_k(codes, weights * bad, block, 1)
     with pytest.raises(BadInputError, match=r"queries are uint8 of shape \(4, 1\); expected uint8 \(rows, 2\)"):
-        weighted_top_k(codes[:, :1], weights, codes, 1, **search)
+        weighted_top_k(codes[:, :1], weights, block, 1)
     with pytest.raises(BadInputError, match="beyond bit 12"):
-        weighted_top_k(codes + 255, weights, codes, 1, **search)
-    with pytest.raises(BadInputError, match="beyond bit 12"):
-        spherical_top_k(codes, codes + 255, 1, **search)
-    with pytest.raises(UsageError, match=r"live has shape \(3,\); expected one entry for each of 4"):
-        weighted_top_k(codes, weights, codes, 1, live=np.ones(3, bool), **search)
-    with pytest.raises(UsageError, match="live is int64; expected bool"):
-        weighted_top_k(codes, weights, codes, 1, live=np.ones(4, int), **search)
-    with pytest.raises(UsageError, match="row_numbers has shape"):
-        spherical_top_k(codes, codes, 1, row_numbers=np.arange(5), **search)
-    with pytest.raises(UsageError, match="n_bits=None with an array"):
-        spherical_top_k(codes, codes, 1)
+        spherical_top_k(codes + 255, block, 1)
+    with pytest.raises(UsageError, match=r"live is int64 \(4,\); expected bool \(4,\)"):
+        weighted_top_k(codes, weights, block, 1, live=np.ones(4, int))
     with pytest.raises(UsageError, match="at most 4096 bits"):
-        spherical_top_k(np.zeros((1, 513), np.uint8), np.zeros((1, 513), np.uint8), 1, n_bits=4104)
+        spherical_top_k(np.zeros((1, 513), np.uint8), lay_out(np.zeros((1, 513), np.uint8), 4104), 1)
     with pytest.raises(BadInputError, match=r"candidates are uint8 \(4, 2\)"):
         weighted_pairs(codes, weights, codes)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, NonFiniteError
-from och_dist.kernels.gaussian import LN2_HIGH, LN2_LOW, PER_LN2, GaussianFeatures, decay, encode_gaussian
+from och_dist.kernels.gaussian import GaussianFeatures, encode_gaussian
+from tests.kernels.test_fixed_order import plain_exp_minus
 
 
 def plain_dot(left, right):
@@ -28,16 +29,6 @@ def plain_dot(left, right):
     return total
 
 
-def plain_decay(z):
-    z = min(z, 700.0)
-    halvings = int(z * PER_LN2 + 0.5)
-    t = (z - halvings * LN2_HIGH) - halvings * LN2_LOW
-    value = -1.0 / math.factorial(13)
-    for i in range(12, -1, -1):
-        value = value * t + (-1.0) ** i / math.factorial(i)
-    return value * 2.0**-halvings
-
-
 def plain_features(row, mean, bases, bandwidth, bias):
     wide = row.astype("f8") if row.dtype == np.dtype("f8") else row.astype("f4")
     centred = (wide - mean).astype("f4")
@@ -47,7 +38,7 @@ def plain_features(row, mean, bases, bandwidth, bias):
         separation = plain_dot(base, base)
         if norm > 0:
             separation = (1.0 + separation) - 2.0 * (plain_dot(centred, base) / norm)
-        found.append(plain_decay(max(separation, 0.0) * (0.5 / bandwidth)) - float(shift))
+        found.append(plain_exp_minus(min(max(separation, 0.0) * (0.5 / bandwidth), 700.0)) - float(shift))
     return found
 
 
@@ -65,15 +56,6 @@ def random_model(rng, d, m, r):
 
 def bits_of(codes, n_bits):
     return np.unpackbits(codes, axis=1, bitorder="little")[:, :n_bits].astype(bool)
-
-
-def test_decay_is_the_exponential_in_fixed_arithmetic():
-    z = np.concatenate([np.linspace(0, 4, 4001), np.random.default_rng(0).uniform(0, 699, 4000), [1e-300, 0.0]])
-    found = np.array([decay(value) for value in z])
-    np.testing.assert_allclose(found, np.exp(-z), rtol=6e-16)
-    assert found.tolist() == [plain_decay(float(value)) for value in z]
-    assert decay(0.0) == 1.0
-    assert decay(1e9) == decay(700.0) > 0
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "u1", "i1"])
@@ -153,16 +135,3 @@ def test_rows_that_cannot_be_encoded_are_refused_by_their_number():
     assert caught.value.rows == (5600, 5900)
     with pytest.raises(BadInputError, match=r"expected \(n, 3\)"):
         encode_gaussian(rows[:, :2], *model)
-
-
-def test_incomplete_models_are_refused():
-    mean, bases, bandwidth, bias, weights = random_model(np.random.default_rng(0), 3, 4, 2)
-    rows = np.ones((2, 3), "f4")
-    with pytest.raises(BadInputError, match="bandwidth=0"):
-        encode_gaussian(rows, mean, bases, 0.0, bias, weights)
-    with pytest.raises(BadInputError, match="load a complete model"):
-        encode_gaussian(rows, mean, bases, bandwidth, bias[1:], weights)
-    with pytest.raises(BadInputError, match="weights"):
-        encode_gaussian(rows, mean, bases, bandwidth, bias, weights[1:])
-    with pytest.raises(BadInputError, match="NaN"):
-        encode_gaussian(rows, mean * np.nan, bases, bandwidth, bias, weights)

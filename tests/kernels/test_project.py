@@ -179,11 +179,3 @@ def test_overflow_is_an_error_that_names_the_row(dtype, value):
 def test_foreign_rows_are_refused(block, message):
     with pytest.raises(BadInputError, match=message):
         encode_linear(block, np.zeros(3, "f4"), np.ones((3, 4), "f4"), np.zeros(4, "f4"))
-
-
-def test_incomplete_models_are_refused():
-    block = np.zeros((2, 3), "f4")
-    with pytest.raises(BadInputError, match="load a complete model"):
-        encode_linear(block, np.zeros(3, "f4"), np.ones((3, 4), "f4"), np.zeros(3, "f4"))
-    with pytest.raises(BadInputError, match="model holds NaN"):
-        encode_linear(block, np.full(3, np.nan, "f4"), np.ones((3, 4), "f4"), np.zeros(4, "f4"))

@@ -16,6 +16,7 @@ from sklearn.exceptions import NotFittedError
 from och_dist.errors import BadInputError, NonFiniteError, UsageError
 from och_dist.estimators import DaskAware
 from och_dist.kernels.asymmetric import weighted_top_k
+from och_dist.kernels.hamming import lay_out
 from och_dist.methods.base import Hasher
 from och_dist.methods.registry import METHODS
 from tests.support.linear_checks import bits_of, clustered, estimator, real_rows
@@ -177,7 +178,7 @@ def test_a_query_at_the_mean_is_at_distance_zero_from_all_codes(models, rows):
     codes, weights, scales = model.query_weights(model.mean_[None])
     assert not weights.any()
     assert scales.tolist() == [1]
-    distances, found = weighted_top_k(codes, weights, model.encode_block(rows), 5)
+    distances, found = weighted_top_k(codes, weights, lay_out(model.encode_block(rows), weights.shape[1]), 5)
     assert distances.tolist() == [[0] * 5]
     assert found.tolist() == [[0, 1, 2, 3, 4]]
 
@@ -189,8 +190,9 @@ def test_real_descriptors_are_ranked_better_than_by_hamming_distance(method, lea
     model = estimator(method)(64).fit(base[:4000])
     codes, weights, _ = model.query_weights(queries)
     stored = model.encode_block(base)
-    _, asymmetric = weighted_top_k(codes, weights, stored, 200)
-    _, symmetric = weighted_top_k(codes, np.ones_like(weights), stored, 200)
+    block = lay_out(stored, weights.shape[1])
+    _, asymmetric = weighted_top_k(codes, weights, block, 200)
+    _, symmetric = weighted_top_k(codes, np.ones_like(weights), block, 200)
 
     def precision(found):
         return np.mean([np.isin(row, near).mean() for row, near in zip(found, truth, strict=True)])

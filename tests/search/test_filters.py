@@ -46,8 +46,6 @@ def test_ranges() -> None:
     assert members("5, 10-12 ,11-20") == {5, *range(10, 21)}
     assert members(range(3, 9)) == set(range(3, 9))
     assert members(range(3, 9, 2)) == {3, 5, 7}
-    assert members(slice(2, 5)) == {2, 3, 4}
-    assert members(slice(None, 5)) == set(range(5))
     assert members([]) == set()
     assert members(range(5, 5)) == set()
 
@@ -58,13 +56,13 @@ def test_other_texts_are_refused(text: str) -> None:
         row_set(text)
 
 
-@pytest.mark.parametrize("rows", [[1.5], [[1, 2]], ["x"], [None], np.ones((2, 2), bool)])
+@pytest.mark.parametrize("rows", [[1.5], [[1, 2]], ["x"], [None], slice(2, 5), np.ones((2, 2), bool)])
 def test_other_values_are_refused(rows: object) -> None:
     with pytest.raises(BadInputError):
         row_set(rows)
 
 
-@pytest.mark.parametrize("rows", [[-1], range(-3, 4), slice(-3, 2), slice(3, None)])
+@pytest.mark.parametrize("rows", [[-1], range(-3, 4)])
 def test_rows_that_cannot_be_are_refused(rows: object) -> None:
     with pytest.raises(UsageError):
         row_set(rows)
@@ -87,7 +85,7 @@ def test_files(tmp_path: Path) -> None:
     (tmp_path / "giant.npy").write_bytes(cut.replace(b"(3,), }" + b" " * 15, b"(1125899906842624,), }"))
     assert b"1125899906842624" in (tmp_path / "giant.npy").read_bytes()
     for name in ("missing.npy", "missing.txt", "objects.npy", "zipped.npy", "cut.npy", "giant.npy"):
-        with pytest.raises(BadInputError, match=r"cannot be read|write it again"):
+        with pytest.raises(BadInputError, match="cannot be read"):
             row_set(f"@{tmp_path}/{name}")
 
 

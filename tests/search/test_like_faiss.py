@@ -16,7 +16,6 @@ import pytest
 from och_dist.encode.stage import encode
 from och_dist.ingest.stage import ingest
 from och_dist.search.bucket_tables import build_tables
-from och_dist.search.placement import partitions_of
 from och_dist.search.searcher import Searcher, open_index
 from och_dist.train.stage import train
 from och_dist.upkeep.compaction import compact
@@ -184,7 +183,7 @@ def test_added_in_steps_while_searching(
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_shards(index: str, queries: np.ndarray, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = ours(open_index(index), queries)
-    monkeypatch.setattr("och_dist.search.placement.partitions_of", lambda opened, _: partitions_of(opened, parts))
+    monkeypatch.setattr("och_dist.search.placement.MAX_PARTITION_BYTES", -(-4 * ROWS // parts))
     shards = faiss.IndexBinaryShards(BITS)
     codes, kept = all_codes(index), []
     for part in np.array_split(codes, parts):

@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 from och_dist.encode.stage import encode
 from och_dist.search.filters import selection
 from och_dist.search.placement import HeldCodes
-from och_dist.search.questions import PendingBatch, QueryBatch, Question
+from och_dist.search.questions import QueryBatch, Question
 from och_dist.search.searcher import Searcher, open_index
 from och_dist.sources.queries import open_queries
 from och_dist.upkeep.deletion import delete
@@ -40,7 +40,7 @@ class Farthest(Question):
     def combine(self, parts: Sequence[Part]) -> Part:
         return self._first(*(np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True)))
 
-    def finalise(self, part: Part, batch: PendingBatch, searcher: Searcher) -> dict[str, Any]:
+    def finalise(self, part: Part, queries: QueryBatch, vectors: np.ndarray, searcher: Searcher) -> dict[str, Any]:
         return {"distances": part[0] / searcher.index.bits, "rows": part[1]}
 
     def _first(self, distances: np.ndarray, rows: np.ndarray) -> Part:

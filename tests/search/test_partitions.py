@@ -13,7 +13,7 @@ import pytest
 
 from och_dist.encode.stage import encode
 from och_dist.errors import UsageError
-from och_dist.evaluate.exact import NO_ROWS, LimitedQueries, NearestRows, nearest_rows, truth
+from och_dist.evaluate.exact import NO_ROWS, LimitedQueries, nearest_rows, truth
 from och_dist.stage import Context
 from och_dist.store.corpus import Corpus, open_corpus
 from och_dist.train import rows
@@ -36,7 +36,7 @@ def take(corpus: Corpus, stop: int) -> Any:
 
 def nearest(corpus: Corpus, stop: int) -> Any:
     queries = clustered(300, dim=WIDE, seed=2)
-    return nearest_rows(NearestRows(corpus.ref, 0, stop, CHUNK), LimitedQueries(queries, np.full(300, np.inf), NO_ROWS))
+    return nearest_rows(corpus.ref, (0, stop), LimitedQueries(queries, np.full(300, np.inf), NO_ROWS), k=CHUNK)
 
 
 def peak(action: Callable[[], Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -21,13 +22,12 @@ from och_dist.kernels.packing import unpack_bits
 from och_dist.search import placement, questions
 from och_dist.search import plan as planning
 from och_dist.search.bucket_tables import build_tables
-from och_dist.search.placement import partitions_of
 from och_dist.search.questions import Histogram, Nearest
 from och_dist.search.searcher import Searcher, open_index
 from och_dist.search.stage import search
 from och_dist.sources.queries import open_queries
 from och_dist.stage import Context
-from och_dist.store.results import open_neighbors
+from och_dist.store.results import open_neighbors, read_about
 from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
 from tests.support.stage_data import BITS, clustered, corpus_of
@@ -190,7 +190,7 @@ def test_small_batches_and_few_pairs(
         whole = searcher.search(queries, k=20, rerank=50)
         within = searcher.radius(queries, radius=4)
         monkeypatch.setattr(questions, "MAX_BATCH", 2)
-        monkeypatch.setattr("och_dist.search.reranking.MAX_PAIRS", 120)
+        monkeypatch.setattr("och_dist.search.questions.MAX_PAIRS", 120)
         monkeypatch.setattr(questions, "RADIUS_MATCHES", 30)
         parts = searcher.search(queries, k=20, rerank=50)
         np.testing.assert_array_equal(parts.rows, whole.rows)
@@ -230,64 +230,64 @@ def test_closing_lets_go_and_searching_loads_again(
 
 
 def read_zarr(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a Zarr result of one column each; string ids are bytes in it."""
+    """The arrays of a Zarr result; string ids are bytes in it."""
     arrays = {name: np.asarray(array[:]) for name, array in zarr.open_group(path, mode="r").arrays()}  # type: ignore[index]
-    text = {
-        name: np.strings.decode(v.view(f"S{v.shape[1]}"), "utf-8") for name, v in arrays.items() if v.dtype == np.uint8
-    }
-    return {name: values[:, 0] for name, values in {**arrays, **text}.items()}
+    if "ids" in arrays:
+        width = (read_about(str(path)) or {})["id_width"]
+        arrays["ids"] = np.strings.decode(arrays["ids"].view(f"S{width}"), "utf-8")
+    return {name: values[:, 0] for name, values in arrays.items()} if "indptr" in arrays else arrays
+
+
+def entries_of(path: Path) -> list[dict[str, Any]]:
+    """What a result of any format has of one query after the other."""
+    if path.suffix == ".jsonl":
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    if path.suffix == ".parquet":
+        return pytest.importorskip("pyarrow.parquet").read_table(path).to_pylist()  # type: ignore[no-any-return]
+    arrays = read_zarr(path) if path.suffix == ".zarr" else dict(np.load(path))
+    if (indptr := arrays.pop("indptr", None)) is not None:
+        ranges = list(itertools.pairwise(indptr.tolist()))
+        lists = {name: [values[a:b].tolist() for a, b in ranges] for name, values in arrays.items()}
+    else:
+        lists = {name: values.tolist() for name, values in arrays.items()}
+    return [dict(zip(lists, entry, strict=True)) for entry in zip(*lists.values(), strict=True)]
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".npz", ".parquet", ".jsonl"])
-@pytest.mark.parametrize("ids", [False, True])
-def test_radius_results_are_written(
-    suffix: str, ids: bool, indexes: dict[str, str], queries: np.ndarray, names: np.ndarray, tmp_path: Path
+@pytest.mark.parametrize(
+    "options",
+    [{"k": 7}, {"k": 7, "ids": True}, {"radius": 4}, {"radius": 4, "ids": True}, {"histogram": True},
+     {"radius": 0, "only": []}],
+    ids=lambda options: " ".join(options),
+)  # fmt: skip
+def test_a_file_has_what_the_report_lists(
+    suffix: str, options: dict[str, Any], indexes: dict[str, str], queries: np.ndarray, tmp_path: Path
 ) -> None:
     output = tmp_path / f"found{suffix}"
-    report = search(indexes["deleted"], queries, radius=4, output=str(output), ids=ids)
-    with open_index(indexes["deleted"]) as searcher:
-        expected = searcher.radius(queries, radius=4)
-    assert report.facts["found"] == len(expected.rows) > 0
-    lists = [expected.rows[a:b].tolist() for a, b in zip(expected.indptr[:-1], expected.indptr[1:], strict=True)]
-    if suffix in (".zarr", ".npz"):
-        made: Any = np.load(output) if suffix == ".npz" else read_zarr(output)
-        for name in ("indptr", "rows", "distances"):
-            np.testing.assert_array_equal(made[name], getattr(expected, name))
-        if ids:
-            np.testing.assert_array_equal(made["ids"], names[expected.rows])
-        return
-    if suffix == ".parquet":
-        entries = pytest.importorskip("pyarrow.parquet").read_table(output).to_pylist()
-    else:
-        entries = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [entry["rows"] for entry in entries] == lists
-    if ids:
-        assert [entry["ids"] for entry in entries] == [names[rows].tolist() for rows in lists]
-    assert (output.parent / f".{output.name}").exists() is False
+    for asked in (queries, queries[:0]):
+        listed = search(indexes["deleted"], asked, **options).facts
+        assert search(indexes["deleted"], asked, output=str(output), **options).status == "done"
+        assert entries_of(output) == listed["histograms" if "histogram" in options else "neighbors"]
+        again = search(indexes["deleted"], asked, output=str(output), **options)
+        assert again.status == ("nothing to do" if suffix == ".zarr" else "done")
+        assert [path.name for path in tmp_path.iterdir()] == [output.name]
+        if "radius" in options:
+            assert listed["found"] == sum(len(entry["rows"]) for entry in listed["neighbors"])
 
 
-@pytest.mark.parametrize("suffix", [".zarr", ".npz", ".parquet", ".jsonl"])
-def test_no_matches_are_written(suffix: str, indexes: dict[str, str], queries: np.ndarray, tmp_path: Path) -> None:
-    output = str(tmp_path / f"none{suffix}")
-    assert search(indexes["plain"], queries, radius=0, only=[], output=output).facts["found"] == 0
-    assert search(indexes["plain"], queries[:0], radius=3, output=output).facts["found"] == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"none{suffix}"]
-
-
-def test_ids_are_kept_with_results(
-    indexes: dict[str, str], queries: np.ndarray, names: np.ndarray, tmp_path: Path
+def test_the_report_lists_what_a_searcher_finds(
+    indexes: dict[str, str], queries: np.ndarray, names: np.ndarray
 ) -> None:
-    for suffix in (".zarr", ".npz", ".parquet", ".jsonl"):
-        search(indexes["deleted"], queries, k=7, ids=True, output=str(tmp_path / f"found{suffix}"))
-    stored = open_neighbors(str(tmp_path / "found.zarr")).read(0, len(queries))
-    expected = names[stored.rows]
-    assert stored.ids is not None
-    np.testing.assert_array_equal(stored.ids, expected)
-    np.testing.assert_array_equal(np.load(tmp_path / "found.npz")["ids"], expected)
-    table = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "found.parquet")
-    assert table["ids"].to_pylist() == expected.tolist()
-    lines = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
-    assert [line["ids"] for line in lines] == expected.tolist()
+    with open_index(indexes["deleted"]) as searcher:
+        within, counts = searcher.radius(queries, radius=4), searcher.histogram(queries, only=range(400))
+    cuts = list(itertools.pairwise(within.indptr.tolist()))
+    listed = search(indexes["deleted"], queries, radius=4, ids=True).facts["neighbors"]
+    assert [entry["rows"] for entry in listed] == [within.rows[a:b].tolist() for a, b in cuts]
+    assert [entry["distances"] for entry in listed] == [within.distances[a:b].tolist() for a, b in cuts]
+    assert [entry["ids"] for entry in listed] == [names[within.rows[a:b]].tolist() for a, b in cuts]
+    listed = search(indexes["deleted"], queries, histogram=True, only=range(400)).facts["histograms"]
+    assert [entry["counts"] for entry in listed] == counts.tolist()
+    assert counts.sum() == len(queries) * (400 - sum(row < 400 for row in DELETED))
 
 
 def test_rows_are_chosen_by_id_in_every_way(
@@ -334,7 +334,7 @@ def test_long_batches_are_asked_in_pieces_and_tell_of_them(
 def test_reading_codes_tells_of_every_partition(
     indexes: dict[str, str], queries: np.ndarray, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "partitions_of", lambda index, at_least: partitions_of(index, 4))
+    monkeypatch.setattr(placement, "MAX_PARTITION_BYTES", 500)
     for way in ({"threads": 1}, {"threads": 2}, {"client": client}):
         told: list[int] = []
         with open_index(indexes["plain"], resident=False, **way) as searcher:
@@ -343,61 +343,35 @@ def test_reading_codes_tells_of_every_partition(
         assert len(told) >= 3
 
 
-def test_histograms_are_written(indexes: dict[str, str], queries: np.ndarray, tmp_path: Path) -> None:
-    with open_index(indexes["deleted"]) as searcher:
-        expected = searcher.histogram(queries, only=range(400))
-    assert expected.sum() == len(queries) * (400 - sum(row < 400 for row in DELETED))
-    listed = search(indexes["deleted"], queries, histogram=True, only=range(400)).facts["histograms"]
-    assert [entry["counts"] for entry in listed] == expected.tolist()
-    for suffix in (".zarr", ".npz", ".parquet", ".jsonl"):
-        output = tmp_path / f"counts{suffix}"
-        for given, right in ((queries, expected), (queries[:0], expected[:0])):
-            assert (
-                search(indexes["deleted"], given, histogram=True, only=range(400), output=str(output)).status == "done"
-            )
-            if suffix == ".zarr":
-                found = zarr.open_array(output / "counts")[:]
-                again = search(indexes["deleted"], given, histogram=True, only=range(400), output=str(output))
-                assert again.status == "nothing to do"
-            elif suffix == ".npz":
-                found = np.load(output)["counts"]
-            elif suffix == ".parquet":
-                found = pytest.importorskip("pyarrow.parquet").read_table(output)["counts"].to_pylist()
-            else:
-                found = [json.loads(line)["counts"] for line in output.read_text().splitlines()]
-            np.testing.assert_array_equal(np.reshape(found, right.shape), right)
-    with pytest.raises(UsageError, match="leave out -k"):
-        search(indexes["deleted"], queries, histogram=True, k=3)
+SEEN: list[bool] = []
+
+
+class WatchedNearest(Nearest):
+    """Notes in SEEN whether a partition was told what others found; the workers are threads of this process."""
+
+    def chunk(self, codes: Any, queries: Any, so_far: Any = None) -> Any:
+        SEEN.append(so_far is not None)
+        return super().chunk(codes, queries, so_far)
 
 
 @pytest.mark.parametrize("method", ["flat", "multi-index"])
 def test_later_partitions_of_a_worker_know_what_earlier_ones_found(
     method: Any, indexes: dict[str, str], queries: np.ndarray, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The workers are threads of this process, so what they are asked can be seen."""
-    monkeypatch.setattr(placement, "partitions_of", lambda index, at_least: partitions_of(index, 5))
+    monkeypatch.setattr(placement, "MAX_PARTITION_BYTES", 500)  # 125 codes: 6 partitions
     monkeypatch.setattr(placement, "COPIED_BYTES", 0)
-    seen: list[bool] = []
-    answer = Nearest.chunk
-
-    def watched(self: Nearest, held: Any, batch: Any, so_far: Any = None) -> Any:
-        seen.append(so_far is not None)
-        return answer(self, held, batch, so_far)
-
-    watched.__name__ = "chunk"  # by which a method travels
     with (
         open_index(indexes["deleted"], threads=1) as plain,
         open_index(indexes["deleted"], client=client, resident=True, method=method) as searcher,
     ):
         expected = plain.search(queries, k=9)
         searcher.search(queries, k=9)  # loads the codes, by tasks
-        monkeypatch.setattr(Nearest, "chunk", watched)
-        found = searcher.search(queries, k=9)
+        SEEN.clear()
+        (found,) = searcher.ask(WatchedNearest(9), open_queries(queries))
     np.testing.assert_array_equal(found.rows, expected.rows)
     np.testing.assert_array_equal(found.distances, expected.distances)
-    parts = 5 if method == "flat" else len(seen)
-    assert len(seen) == parts >= 3
-    assert seen.count(False) <= 2, "one for each of two threads"
+    assert len(SEEN) >= 3
+    assert SEEN.count(False) <= 2, "one for each of two threads"
 
 
 def test_ranking_anew_keeps_the_plan(indexes: dict[str, str], queries: np.ndarray) -> None:
@@ -461,7 +435,9 @@ def test_the_faster_way_is_taken(
         assert searcher.plan == "a flat scan, as asked for"
     costs = {"bucket tables: about 0.001": (1e9, 1e3, 3.0), "a flat scan: about 1000": (1e3, 1e9, 3.0)}
     for start, predicted in costs.items():
-        monkeypatch.setattr(planning, "predict", lambda *args, predicted=predicted, **options: predicted)
+        monkeypatch.setattr(
+            planning, "predict", lambda *args, predicted=predicted, **options: planning.Prediction(*predicted)
+        )
         with open_index(indexes["plain"], threads=1) as searcher:
             np.testing.assert_array_equal(searcher.search(queries, k=20).rows, expected.rows)
             assert searcher.plan.startswith(start)
@@ -469,7 +445,7 @@ def test_the_faster_way_is_taken(
             assert searcher.plan.startswith(start)
             searcher.search(queries, k=20, ranking="spherical")
             assert searcher.plan == "a flat scan"
-    monkeypatch.setattr(planning, "predict", lambda *args, **options: (2e3, 1e3, 3.0))
+    monkeypatch.setattr(planning, "predict", lambda *args, **options: planning.Prediction(2e3, 1e3, 3.0))
     monkeypatch.setattr(planning, "LOAD_NANOSECONDS_PER_BYTE", 0.5)
     with open_index(indexes["plain"], threads=1) as searcher:
         seen = []
@@ -495,6 +471,7 @@ def test_what_cannot_be_asked(indexes: dict[str, str], queries: np.ndarray) -> N
     for options, text in (
         ({"k": 0}, "at least 1"),
         ({"k": 5, "radius": 3}, "one of them"),
+        ({"k": 3, "histogram": True}, "leave out -k"),
         ({"radius": -1}, "at least 0"),
         ({"radius": 3, "rerank": 200}, "leave out"),
         ({"radius": 3, "ranking": "spherical"}, "leave out"),

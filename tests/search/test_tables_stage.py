@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +13,10 @@ from och_dist.errors import ConflictError, IntegrityError, UsageError
 from och_dist.kernels.buckets import Costs
 from och_dist.kernels.hamming import hamming_top_k, lay_out, merge_top_k
 from och_dist.kernels.packing import pack_bits
-from och_dist.search import bucket_tables as stage
-from och_dist.search.bucket_tables import BuildTables, build_partition, build_tables, task_bytes
+from och_dist.search.bucket_tables import build_partition, build_tables, task_bytes
 from och_dist.search.filters import selection
 from och_dist.search.placement import Capacity
-from och_dist.search.plan import Plan, PlannedPartition, Planner, Sample, make_plan, predict, sample_codes
+from och_dist.search.plan import Planner, Sample, predict, sample_codes
 from och_dist.search.questions import Nearest, QueryBatch, Question, WithinRadius
 from och_dist.store.index import Index, open_version
 from och_dist.store.tables import find_tables, open_tables
@@ -61,11 +59,11 @@ def search(index: Index, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.nd
         full = best is not None and best[0].shape[1] == k
         limits = np.ascontiguousarray(best[0][:, -1]) if best is not None and full else None
         tables = open_tables(index, part, block)
-        options = {"row_numbers": rows, "live": live, "limits": limits}
         if tables is None:
-            found = hamming_top_k(queries, block, k, **options)
+            distances, places = hamming_top_k(queries, block, k, live=live, limits=limits)
         else:
-            found = tables.top_k(queries, k, allowance=None, **options)
+            distances, places = tables.top_k(queries, k, allowance=None, live=live, limits=limits)
+        found = distances, np.where(places < 0, -1, rows[places])
         best = found if best is None else merge_top_k([best, found], k)
     assert best is not None
     return best
@@ -82,7 +80,8 @@ def check_search(index: str, k: int = 7) -> None:
     dead = opened.deleted(0, opened.rows)
     live = None if dead is None else ~dead[numbers]
     queries = every[::37]
-    expected = hamming_top_k(queries, lay_out(every, opened.bits), k, row_numbers=numbers, live=live)
+    distances, places = hamming_top_k(queries, lay_out(every, opened.bits), k, live=live)
+    expected = distances, numbers[places]
     for one, other in zip(search(opened, queries, k), expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -106,7 +105,7 @@ def test_tables_are_made_once(index: str) -> None:
 def test_small_segments_get_none(index: str) -> None:
     report = build_tables(index, least_rows=200)
     assert (report.facts["built"], report.facts["rows"], report.facts["small_rows"]) == (1, 300, 100)
-    assert [part.layout is None for part in find_tables(open_version(index))] == [False, True]
+    assert [part.substrings == 0 for part in find_tables(open_version(index))] == [False, True]
     check_search(index)
     default = build_tables(index)
     assert (default.status, default.facts["small_rows"]) == ("nothing to do", 400)
@@ -123,7 +122,7 @@ def test_a_crash_anywhere_is_resumed_to_the_same_bytes(index: str, stored: bool,
         crashed = shutil.copytree(index, tmp_path / "crashed")
         with crash_at(at, stored=stored), pytest.raises(Crash):
             build_tables(str(crashed), **SMALL)
-        done = sum(part.layout is not None for part in find_tables(open_version(str(crashed))))
+        done = sum(part.substrings > 0 for part in find_tables(open_version(str(crashed))))
         report = build_tables(str(crashed), **SMALL)
         assert report.facts["built"] == 4 - done
         assert {name: data for name, data in tree(crashed).items() if "segments" in name} == {
@@ -135,20 +134,20 @@ def test_an_appended_segment_is_scanned_flat_until_it_has_tables(index: str, vec
     build_tables(index, **SMALL)
     corpus = corpus_of(Path(index).parent, vectors[400:480])
     encode(corpus, index, model=model, chunk_rows=40)
-    assert [part.layout is None for part in find_tables(open_version(index))] == [False] * 4 + [True]
+    assert [part.substrings == 0 for part in find_tables(open_version(index))] == [False] * 4 + [True]
     check_search(index)
     assert build_tables(index, **SMALL).facts["built"] == 1
-    assert all(part.layout is not None for part in find_tables(open_version(index)))
+    assert all(part.substrings > 0 for part in find_tables(open_version(index)))
     check_search(index)
 
 
 def test_deleted_and_compacted_rows(index: str) -> None:
     build_tables(index, **SMALL)
     delete(index, rows=[3, 5, 41, 42, 43, 399])
-    assert all(part.layout is not None for part in find_tables(open_version(index)))  # the codes are the same
+    assert all(part.substrings > 0 for part in find_tables(open_version(index)))  # the codes are the same
     check_search(index)
     compact(index, chunk_rows=50)
-    assert {part.layout for part in find_tables(open_version(index))} == {None}
+    assert {part.substrings for part in find_tables(open_version(index))} == {0}
     check_search(index)
     assert build_tables(index, **SMALL).facts["rows"] == 394
     check_search(index)
@@ -191,29 +190,22 @@ def test_tables_are_not_made_of_damaged_codes(index: str) -> None:
         build_tables(index, **SMALL)
 
 
-def test_a_segment_collected_meanwhile(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_collected_meanwhile(index: str) -> None:
     opened = open_version(index)
     build_tables(index, **SMALL)
     part = find_tables(opened)[0]
     build_tables(index, remove=True)
     folder = opened.segments[0].job.folder
-    write = stage.write_tables
-
-    def collected(*args: object) -> int:
-        written = write(*args)  # type: ignore[arg-type]
-        opened.objects.delete(f"{folder}/job.json")
-        return written
-
-    monkeypatch.setattr(stage, "write_tables", collected)
+    opened.objects.delete(f"{folder}/job.json")  # which goes first, while the codes are still there
     with pytest.raises(ConflictError, match="was collected while its tables were made"):
-        build_partition(BuildTables(opened.ref, part))
+        build_partition(opened.ref, part)
     assert not Path(index, folder, "tables").exists()
 
 
 def test_an_attempt_that_comes_late_does_nothing(index: str) -> None:
     build_tables(index, **SMALL)
     opened = open_version(index)
-    assert build_partition(BuildTables(opened.ref, find_tables(opened)[0])) == 0
+    assert build_partition(opened.ref, find_tables(opened)[0]) == 0
 
 
 def test_impossible_settings(index: str) -> None:
@@ -257,62 +249,56 @@ def test_the_kth_distance_is_foreseen_from_a_sample() -> None:
 def test_the_planner_prefers_tables_for_many_rows_near_neighbours_and_small_k() -> None:
     rng = np.random.default_rng(0)
     sample = Sample(skewed(rng, 20_000, 64), skewed(rng, 8, 64), 64)
-    few, many = (predict(sample, [PlannedPartition(rows, 4)], k=10) for rows in (10_000, 16_000_000))
-    assert few[0] < few[1]
-    assert many[1] < many[0]
-    assert predict(sample, [PlannedPartition(16_000_000, 4)], k=1)[1] <= many[1]
-    assert predict(sample, [PlannedPartition(16_000_000, 4)], radius=2)[1] < many[0]
-    wide = predict(sample, [PlannedPartition(16_000_000, 4)], radius=40)
-    assert wide[0] < wide[1] < 2.01 * wide[0]  # never much worse, since a search gives up in time
-    flat, multi, _ = predict(sample, [PlannedPartition(16_000_000, 0)], k=10)
-    assert flat == multi
+    few, many = (predict(sample, [(rows, 4)], k=10) for rows in (10_000, 16_000_000))
+    assert (few.method, many.method) == ("flat", "multi-index")
+    assert few.flat < few.multi_index
+    assert predict(sample, [(16_000_000, 4)], k=1).multi_index <= many.multi_index
+    assert predict(sample, [(16_000_000, 4)], radius=2).multi_index < many.flat
+    wide = predict(sample, [(16_000_000, 4)], radius=40)
+    assert wide.flat < wide.multi_index < 2.01 * wide.flat  # never much worse, since a search gives up in time
+    without = predict(sample, [(16_000_000, 0)], k=10)
+    assert without.flat == without.multi_index
     uniform = Sample(rng.integers(0, 256, (20_000, 16), np.uint8), rng.integers(0, 256, (8, 16), np.uint8), 128)
-    flat, multi, _ = predict(uniform, [PlannedPartition(1_000_000, 8)], k=100)
-    assert flat < multi
+    assert predict(uniform, [(1_000_000, 8)], k=100).method == "flat"
 
 
 def test_later_partitions_are_cheaper() -> None:
     rng = np.random.default_rng(0)
     sample = Sample(skewed(rng, 20_000, 64), skewed(rng, 8, 64), 64)
-    one, two = (predict(sample, [PlannedPartition(16_000_000, 4)] * count, k=100)[1] for count in (1, 2))
+    one, two = (predict(sample, [(16_000_000, 4)] * count, k=100).multi_index for count in (1, 2))
     assert two <= 2 * one
 
 
 def test_costs_decide() -> None:
     rng = np.random.default_rng(0)
     sample = Sample(skewed(rng, 5000, 64), skewed(rng, 4, 64), 64)
-    slow_scan = predict(sample, [PlannedPartition(100_000, 5)], k=1, costs=Costs(scan=10.0))
-    slow_tables = predict(sample, [PlannedPartition(100_000, 5)], k=1, costs=Costs(lookup=1e6))
-    assert slow_scan[1] < slow_scan[0]
-    assert slow_tables[0] < slow_tables[1]
-
-
-def plan_of(index: str, question: Question, *, only: Any = None, memory: int | None = None, asked: int = 5) -> Plan:
-    """What a searcher would plan for the first codes as queries."""
-    planner = Planner(open_version(index), "auto", Capacity.of(None, 1), held=True, memory=memory)
-    return planner.plan(question, QueryBatch(all_codes(index)[:asked]), selection(only))
+    assert predict(sample, [(100_000, 5)], k=1, costs=Costs(scan=10.0)).method == "multi-index"
+    assert predict(sample, [(100_000, 5)], k=1, costs=Costs(lookup=1e6)).method == "flat"
 
 
 def test_a_plan_says_why(index: str) -> None:
     build_tables(index, **SMALL)
-    plan = plan_of(index, Nearest(3))
-    assert plan.method == "flat"  # 400 rows
-    assert "by bucket tables" in plan.reason
-    assert "neighbour 3 of 400 codes is at distance" in plan.reason
-    assert plan.flat < plan.multi_index
-    filtered = plan_of(index, Nearest(3), only=range(4))
-    assert float(filtered.reason.split("at distance ")[1].split()[0]) > 5
-    assert filtered.flat == pytest.approx(0.01 * plan.flat)
-    assert "the radius among 400 codes is at distance 2 of 20" in plan_of(index, WithinRadius(2)).reason
-    assert "MB may be used" in plan_of(index, Nearest(3), memory=10).reason
-    assert plan_of(index, Nearest(3), asked=0).method == "flat"
-    assert make_plan(2e6, 1e6, 3.0, rows=10, bits=8, k=1).method == "multi-index"
-    assert "1.00 ms a query by bucket tables, 2.00 ms" in make_plan(2e6, 1e6, 3.0, rows=10, bits=8, k=1).reason
+    queries, everything = QueryBatch(all_codes(index)[:5]), selection()
+
+    def reason(question: Question, *, asked: int = 5, memory: int = 1 << 20) -> str:
+        planner = Planner(open_version(index), "auto", Capacity(None, 1, memory), held=True, resident=None)
+        assert not planner.use_tables(question, QueryBatch(queries.codes[:asked]), everything)  # 400 rows
+        return planner.reason
+
+    assert "by bucket tables" in reason(Nearest(3))
+    assert "neighbour 3 of 400 codes is at distance" in reason(Nearest(3))
+    assert "the radius among 400 codes is at distance 2 of 20" in reason(WithinRadius(2))
+    assert "MB may be used" in reason(Nearest(3), memory=2000)
+    assert "no queries" in reason(Nearest(3), asked=0)
+    planner = Planner(open_version(index), "auto", Capacity.of(None, 1), held=True, resident=True)
+    whole, filtered = (planner.predicted(Nearest(3), queries, selection(only)) for only in (None, range(4)))
+    assert whole.flat < whole.multi_index
+    assert filtered.reach > 5
+    assert filtered.flat == pytest.approx(0.01 * whole.flat)
 
 
-def test_a_sample_is_small_and_from_everywhere(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("och_dist.search.plan.SAMPLE_ROWS", 100)
+def test_a_sample_is_small_and_from_everywhere(index: str) -> None:
     codes = all_codes(index)
-    sample = sample_codes(open_version(index))
+    sample = sample_codes(open_version(index), 100)
     assert 50 <= len(sample) <= 100
     assert {code.tobytes() for code in sample} <= {code.tobytes() for code in codes}

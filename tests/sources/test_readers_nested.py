@@ -23,7 +23,6 @@ from tests.support.vector_files import (
     write_mat5,
     write_mat73,
     write_parquet_fixed,
-    write_zarr_2,
     write_zarr_3,
 )
 
@@ -186,13 +185,21 @@ def test_zarr_that_is_no_plain_array(tmp_path: Path) -> None:
     assert open_sources([str(tmp_path / "group" / "inner")])[0].rows == 4
 
 
-def test_zarr_with_a_pickle_codec_is_never_decoded(tmp_path: Path) -> None:
-    path = write_zarr_2(tmp_path, sample("<f4"))
-    text = (path / ".zarray").read_text()
-    (path / ".zarray").write_text(text.replace('"filters": null', '"filters": [{"id": "pickle", "protocol": 5}]'))
-    assert (path / ".zarray").read_text() != text
-    with pytest.raises(BadInputError, match="a pickle codec"):
-        open_sources([str(path)])
+@pytest.mark.parametrize(
+    ("stored", "hostile"),
+    [('"filters": null', '"filters": [{"id": "pickle"}]'), ('"compressor": null', '"compressor": {"id": "pickle"}')],
+)
+def test_zarr_with_a_pickle_codec_is_never_decoded(tmp_path: Path, stored: str, hostile: str) -> None:
+    array = zarr.create_array(
+        tmp_path / "x.zarr", shape=(4, 3), chunks=(2, 3), dtype="f4", zarr_format=2, compressors=None
+    )
+    array[:] = 1
+    metadata = tmp_path / "x.zarr" / ".zarray"
+    text = metadata.read_text()
+    metadata.write_text(text.replace(stored, hostile))
+    assert metadata.read_text() != text
+    with pytest.raises(BadInputError, match="pickle"):
+        open_sources([str(tmp_path / "x.zarr")])
 
 
 def test_a_damaged_zarr_chunk_is_bad_input(tmp_path: Path) -> None:

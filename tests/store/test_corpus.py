@@ -28,8 +28,8 @@ from och_dist.store.arrays import (
     read_rows,
     write_chunk,
 )
-from och_dist.store.corpus import Corpus, Segment, _remembered, find_corpus, open_corpus, vectors_prefix
-from och_dist.store.manifest import commit_version, pack_digests, seal, version_key
+from och_dist.store.corpus import Corpus, Segment, find_corpus, open_corpus, vectors_prefix
+from och_dist.store.manifest import commit_version, open_remembered, pack_numbers, seal, version_key
 from och_dist.store.objects import LocalObjects
 
 Layout = list[tuple[int, int]]
@@ -181,7 +181,7 @@ def lie(url: str, changes: dict[str, Any], segment: dict[str, Any] | None = None
     LocalObjects(url).put(version_key(3), seal(body))
 
 
-DIGESTS = {count: pack_digests(np.zeros(count, "<u4")) for count in (1, 2, 3, 4)}
+DIGESTS = {count: pack_numbers(np.zeros(count, "<u4")) for count in (1, 2, 3, 4)}
 FALSE_SEGMENTS = {
     "gap": {"start": 11, "stop": 17},
     "overlap": {"start": 9, "stop": 15},
@@ -221,19 +221,12 @@ def test_segments_that_lie(url: str, segment: dict[str, Any]) -> None:
 
 
 FALSE_MANIFESTS = {
-    "rows": {"rows": 17},
     "dim": {"dim": 0},
     "no dim": {"dim": None},
     "dtype": {"dtype": "<c8"},
     "object": {"dtype": "|O"},
     "big endian": {"dtype": ">f4"},
     "structured": {"dtype": "[('a', '<f4')]"},
-    "no segments": {"segments": [], "rows": 0},
-    "null segments": {"segments": None},
-    "segments of text": {"segments": ["abc"]},
-    "a table of segments": {"segments": {"a": 1}},
-    "no version": {"version": None},
-    "other version": {"version": 2},
 }
 
 
@@ -241,13 +234,6 @@ FALSE_MANIFESTS = {
 def test_manifests_that_lie(url: str, changes: dict[str, Any]) -> None:
     lie(url, changes)
     with pytest.raises(IntegrityError):
-        open_corpus(url)
-
-
-@pytest.mark.parametrize("changes", [{"kind": "index"}, {"format": 3}, {"kind": None}])
-def test_another_kind_of_thing(url: str, changes: dict[str, Any]) -> None:
-    lie(url, changes)
-    with pytest.raises(BadInputError, match="a corpus of format 1 or 2 is needed here"):
         open_corpus(url)
 
 
@@ -388,7 +374,7 @@ def test_workers_notice_a_corpus_made_anew_at_the_same_place(url: str) -> None:
     values = build(url, [(7, 3)])
     new = open_corpus(url).ref
     assert np.array_equal(new.open().read(0, 7), values)
-    _remembered.cache_clear()  # a worker that joined later
+    open_remembered.cache_clear()  # a worker that joined later
     with pytest.raises(IntegrityError, match="not the one that this job was planned with"):
         old.open()
 

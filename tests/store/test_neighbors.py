@@ -9,11 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
 import zarr
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError, UsageError
-from och_dist.store.results import ABOUT, FORMATS, Neighbors, check_output, open_neighbors, read_about, save_neighbors
+from och_dist.store.results import (
+    ABOUT,
+    FORMATS,
+    Neighbors,
+    RadiusNeighbors,
+    check_output,
+    open_neighbors,
+    read_about,
+    save_neighbors,
+    save_radius,
+)
 
 
 def lists(queries: int, width: int, seed: int = 0, dtype: Any = np.int32) -> Neighbors:
@@ -41,9 +52,7 @@ def load(path: Path, width: int) -> Neighbors:
         group = zarr.open_group(path, mode="r")
         return Neighbors(np.asarray(group["distances"][:]), np.asarray(group["rows"][:]))
     if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        table = pq.read_table(path)
+        table = parquet.read_table(path)
         columns = [table[name].combine_chunks().flatten().to_numpy() for name in ("distances", "rows")]
         return Neighbors(*(column.reshape(-1, width) for column in columns))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -97,6 +106,26 @@ def test_a_result_is_replaced(tmp_path: Path, suffix: str) -> None:
     save(path, lists(9, 5))
     save(path, lists(3, 4, seed=1))
     assert_equal(load(path, 4), lists(3, 4, seed=1))
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("found", [0, 2])
+def test_ids_of_all_within_a_radius(tmp_path: Path, suffix: str, found: int) -> None:
+    """Also where no query of a batch has any neighbour."""
+    path, ids = tmp_path / f"found{suffix}", ["é", "longer"][:found]
+    part = RadiusNeighbors(np.array([0, 0, found]), np.arange(found, dtype="i4"), np.arange(found), np.array(ids, "U6"))
+    assert save_radius(str(path), [part, part], about={"ids": "string", "id_width": 8}) == 2 * found
+    if suffix == ".npz":
+        with np.load(path, allow_pickle=False) as file:
+            assert (file["indptr"].tolist(), file["ids"].tolist()) == ([0, 0, found, found, 2 * found], ids * 2)
+    elif suffix == ".zarr":
+        stored = zarr.open_group(path, mode="r")["ids"][:]
+        assert [row.tobytes().rstrip(b"\0").decode() for row in stored] == ids * 2
+    else:
+        rows = path.read_text().splitlines() if suffix == ".jsonl" else parquet.read_table(path).to_pylist()
+        lists = [json.loads(row)["ids"] if isinstance(row, str) else row["ids"] for row in rows]
+        assert lists == [[], ids, [], ids]
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from och_dist.errors import BadInputError, IncompleteError, IntegrityError
-from och_dist.store.lock import holder, lock_path, locked
 from och_dist.store.objects import LocalObjects, open_objects
-from och_dist.store.runs import begin_run, end_key, end_run, read_run, run_numbers, start_key
+from och_dist.store.runs import begin_run, end_run, holder, lock_path, locked, read_run, run_key, run_numbers
 
 HOLD = """
 import sys, time
-from och_dist.store.lock import locked
+from och_dist.store.runs import locked
 from och_dist.store.objects import open_objects
 with locked(open_objects(sys.argv[1]), run=7):
     print("held", flush=True)
@@ -36,21 +36,21 @@ def test_numbers_and_reports(objects: LocalObjects) -> None:
     start, end = read_run(objects, 2)
     assert (start["run"], start["name"], end) == (2, "a", {"run": 2, "exit_code": 0})
     assert read_run(objects, 3)[1] is None
-    objects.delete(start_key(2))
+    objects.delete(run_key(2, "start"))
     assert read_run(objects, 2)[0] == {"run": 2}
 
 
-def test_runs_that_begin_at_once_get_a_number_each(objects: LocalObjects, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have seen the same runs before they take a number."""
+def test_runs_that_begin_at_once_get_a_number_each(objects: LocalObjects) -> None:
+    """All of them see the same runs before they take a number."""
     begin_run(objects, {})
-    monkeypatch.setattr("och_dist.store.runs.run_numbers", lambda objects: [])
-    assert [begin_run(objects, {}), begin_run(objects, {})] == [2, 3]
+    with ThreadPoolExecutor(8) as pool:
+        assert sorted(pool.map(lambda _: begin_run(objects, {}), range(8))) == list(range(2, 10))
 
 
 def test_a_changed_report_is_found(objects: LocalObjects) -> None:
     number = begin_run(objects, {})
     end_run(objects, number, {"exit_code": 5})
-    path = objects.root / end_key(number)
+    path = objects.root / run_key(number, "end")
     path.write_bytes(path.read_bytes().replace(b'"exit_code": 5', b'"exit_code": 0'))
     with pytest.raises(IntegrityError, match="does not match its own sha256"):
         read_run(objects, number)
@@ -104,8 +104,8 @@ def test_a_place_without_locks_is_used_without(
     def refuse(file: int, how: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr("och_dist.store.lock.fcntl.flock", refuse)
-    monkeypatch.setattr("och_dist.store.lock.logger.propagate", True)
+    monkeypatch.setattr("och_dist.store.runs.fcntl.flock", refuse)
+    monkeypatch.setattr("och_dist.store.runs.logger.propagate", True)
     with locked(objects):
         assert holder(objects) is None
     assert "cannot be locked" in caplog.text

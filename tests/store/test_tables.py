@@ -18,11 +18,8 @@ from och_dist.store.jobs import Job, begin_job, write_codes
 from och_dist.store.manifest import commit_version, seal, unseal
 from och_dist.store.objects import LocalObjects, open_objects
 from och_dist.store.tables import (
-    TableLayout,
     TablePartition,
-    check_sources,
     cut_segment,
-    default_layout,
     expected_record,
     find_tables,
     has_tables,
@@ -34,7 +31,7 @@ from och_dist.store.tables import (
 )
 
 BITS = 20
-LAYOUT = TableLayout(16, 3)
+LAYOUT = 16, 3
 
 
 def make_index(url: str, sizes: tuple[int, ...] = (40, 25), seed: int = 0) -> Index:
@@ -65,18 +62,17 @@ def block_of(index: Index, part: TablePartition) -> CodeBlock:
 
 
 def sorted_tables(index: Index, part: TablePartition) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    assert part.layout is not None
     words = code_words(codes_of(index, part))
-    for start, width in zip(*cut_bits(index.bits, part.layout.substrings), strict=True):
+    for start, width in zip(*cut_bits(index.bits, part.substrings), strict=True):
         yield sort_table(read_substring(words, start, width), int(width))
 
 
-def build(index: Index, layout: TableLayout = LAYOUT) -> list[TablePartition]:
-    parts = [
-        part
-        for segment in range(len(index.segments))
-        for part in cut_segment(index, segment, layout.partition_rows, layout)
-    ]
+def layout(part: TablePartition) -> tuple[int, int] | None:
+    return (part.partition_rows, part.substrings) if part.substrings else None
+
+
+def build(index: Index) -> list[TablePartition]:
+    parts = [part for segment in range(len(index.segments)) for part in cut_segment(index, segment, *LAYOUT)]
     for part in parts:
         write_tables(index, part, sorted_tables(index, part))
     return parts
@@ -112,9 +108,9 @@ def test_partitions_are_whole_chunks_and_never_cross_segments(index: Index) -> N
         (40, 56),
         (56, 65),
     ]
-    assert {part.layout for part in parts} == {LAYOUT}
+    assert {layout(part) for part in parts} == {LAYOUT}
     assert tuple(chunk for part in parts for chunk in part.chunks) == index.chunks
-    assert [part.rows for part in cut_segment(index, 1, 1, LAYOUT)] == [8, 8, 8, 1]  # at least one chunk
+    assert [part.rows for part in cut_segment(index, 1, 1, 3)] == [8, 8, 8, 1]  # at least one chunk
 
 
 def test_tables_are_read_back_as_they_were_made(index: Index) -> None:
@@ -123,12 +119,12 @@ def test_tables_are_read_back_as_they_were_made(index: Index) -> None:
         block = block_of(index, part)
         tables = open_tables(index, part, block)
         assert tables is not None
-        fresh = make_tables(block, LAYOUT.substrings)
+        fresh = make_tables(block, LAYOUT[1])
         for stored, made_now in zip(tables.arrays, fresh.arrays, strict=True):
             np.testing.assert_array_equal(stored, made_now)
         assert 0 <= tables.nbytes - part.nbytes(index) < 4096
-        expected = hamming_top_k(queries, block, 4, first_row=part.chunks[0].start)
-        found = tables.top_k(queries, 4, first_row=part.chunks[0].start, allowance=None)
+        expected = hamming_top_k(queries, block, 4)
+        found = tables.top_k(queries, 4, allowance=None)
         for one, other in zip(expected, found, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -147,7 +143,7 @@ def test_without_a_record_there_are_no_tables(index: Index) -> None:
     assert not has_tables(index, part)
     assert open_tables(index, part, block_of(index, part)) is None
     found = find_tables(index)
-    assert [part.layout is None for part in found] == [True, False, False, False, False]
+    assert [layout(part) is None for part in found] == [True, False, False, False, False]
     assert found[0].nbytes(index) == 0
     assert open_tables(index, found[0], block_of(index, part)) is None
 
@@ -159,29 +155,27 @@ def test_tables_of_other_codes_do_not_count(index: Index, tmp_path: Path) -> Non
     mine, theirs = (found.segments[0].job.folder for found in (index, other))
     shutil.rmtree(tmp_path / "index" / mine / "tables")
     shutil.copytree(tmp_path / "other" / theirs / "tables", tmp_path / "index" / mine / "tables")
-    assert [part.layout is None for part in find_tables(index)] == [True, False, False]
+    assert [layout(part) is None for part in find_tables(index)] == [True, False, False]
     assert [part.rows for part in find_tables(index)] == [40, 16, 9]
 
 
 def test_the_layout_that_covers_most_is_taken(index: Index) -> None:
-    larger = TableLayout(24, 4)
-    first = cut_segment(index, 0, larger.partition_rows, larger)[0]
+    larger = 24, 4
+    first = cut_segment(index, 0, *larger)[0]
     write_tables(index, first, sorted_tables(index, first))
-    assert {part.layout for part in find_tables(index)} == {LAYOUT}
+    assert {layout(part) for part in find_tables(index)} == {LAYOUT}
     gone = find_tables(index)[1]
     index.objects.delete(f"{gone.prefix(index)}.json")
     index.objects.delete(f"{find_tables(index)[0].prefix(index)}.json")
     found = find_tables(index)
-    assert [part.layout for part in found] == [larger, None, LAYOUT, LAYOUT]
+    assert [layout(part) for part in found] == [larger, None, LAYOUT, LAYOUT]
     assert tuple(chunk for part in found for chunk in part.chunks) == index.chunks
 
 
 def test_folders_that_are_no_layouts_are_left_alone(index: Index) -> None:
     for name in ("16x3.old", "x", "0x3", "16x0", "016x3"):
         index.objects.put(f"{index.segments[0].job.folder}/tables/{name}/000000.json", b"{}")
-        assert TableLayout.from_name(name) is None
-    assert {part.layout for part in find_tables(index)} == {LAYOUT}
-    assert TableLayout.from_name(LAYOUT.name) == LAYOUT
+    assert {layout(part) for part in find_tables(index)} == {LAYOUT}
 
 
 @pytest.mark.parametrize("array", ["rows", "offsets"])
@@ -227,20 +221,20 @@ def test_tables_removed_while_they_are_opened_are_none(index: Index, monkeypatch
 
 def test_codes_that_are_not_the_published_ones_are_refused(index: Index) -> None:
     part = find_tables(index)[1]
-    check_sources(index, part)
+    codes_of(index, part)
     path = Path(index.url, index.segments[0].job.folder, "codes", "c", "2", "0")
     path.write_bytes(path.with_name("0").parents[1].joinpath("1", "0").read_bytes())
-    with pytest.raises(IntegrityError, match=r"chunk 2 of .* is not the one that was published; run 'och verify"):
-        check_sources(index, part)
+    with pytest.raises(IntegrityError, match=r"rows 16\.\.24 of .* are damaged; run 'och verify"):
+        codes_of(index, part)
     with pytest.raises(IntegrityError, match="5 codes were read of a partition of 16"):
         open_tables(index, part, lay_out(np.zeros((5, 3), np.uint8), BITS))
 
 
 def test_what_verify_is_told(index: Index) -> None:
-    listed = list(table_arrays(index))
+    listed = [entry for segment in range(2) for entry in table_arrays(index, segment)]
     assert len(listed) == 2 * 5
     for prefix, spec, digests in listed:
-        assert len(digests) == spec.n_chunks == LAYOUT.substrings
+        assert len(digests) == spec.n_chunks == LAYOUT[1]
         for chunk, digest in enumerate(digests):
             data = index.objects.get(f"{prefix}/c/{chunk}/0")
             assert int.from_bytes(data[-4:], "little") == digest
@@ -250,7 +244,7 @@ def test_removing_leaves_the_codes(index: Index) -> None:
     codes = [index.read(chunk) for chunk in index.chunks]
     assert remove_tables(open_objects(index.url)) == 5 * (1 + 2 * (1 + 3))
     assert remove_tables(open_objects(index.url)) == 0
-    assert {part.layout for part in find_tables(index)} == {None}
+    assert {layout(part) for part in find_tables(index)} == {None}
     for chunk, expected in zip(index.chunks, codes, strict=True):
         np.testing.assert_array_equal(index.read(chunk), expected)
     assert not list(Path(index.url).rglob("tables"))
@@ -260,5 +254,3 @@ def test_the_record_names_all_that_matters(index: Index) -> None:
     part = find_tables(index)[1]
     body = expected_record(index, part)
     assert (body["bits"], body["substrings"], body["chunks"], body["rows"]) == (BITS, 3, [2, 4], 16)
-    assert default_layout(index, 0, 1 << 24, None).substrings == 3
-    assert default_layout(index, 0, 1 << 24, 7) == TableLayout(1 << 24, 7)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from och_dist.errors import IntegrityError
+from och_dist.errors import BadInputError, IntegrityError
+from och_dist.store.corpus import open_corpus
+from och_dist.store.index import open_version
 from och_dist.store.manifest import (
     MAX_MANIFEST_BYTES,
     canonical,
     commit_version,
-    pack_digests,
+    pack_numbers,
     read_document,
     read_latest,
     read_version,
     seal,
     sha256,
-    unpack_digests,
+    unpack_numbers,
     unseal,
     version_key,
     version_numbers,
 )
 from och_dist.store.objects import LocalObjects
+from tests.store.test_corpus import build as build_corpus
+from tests.store.test_index import build as build_index
+from tests.support.races import together
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -139,16 +145,16 @@ def test_documents(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=20))
 def test_digests_come_back(values: list[int]) -> None:
     digests = np.array(values, "<u4")
-    assert unpack_digests(pack_digests(digests), len(values), "here").tolist() == values
-    assert pack_digests(digests.astype(">u4")) == pack_digests(digests)
+    assert unpack_numbers(pack_numbers(digests), len(values), "here").tolist() == values
+    assert pack_numbers(digests.astype(">u4")) == pack_numbers(digests)
     with pytest.raises(IntegrityError, match=f"holds {len(values)} chunk digests, expected {len(values) + 1}"):
-        unpack_digests(pack_digests(digests), len(values) + 1, "here")
+        unpack_numbers(pack_numbers(digests), len(values) + 1, "here")
 
 
 @pytest.mark.parametrize("text", ["AAAA", "AAAAAA==x", "é", "AAA", 7, None, ["AAAAAA=="]])
 def test_digests_that_are_none(text: Any) -> None:
     with pytest.raises(IntegrityError, match="here holds unreadable chunk digests"):
-        unpack_digests(text, 1, "here")
+        unpack_numbers(text, 1, "here")
 
 
 def test_versions(tmp_path: Path) -> None:
@@ -180,18 +186,8 @@ def test_committing_again_and_committing_something_else(tmp_path: Path) -> None:
 def test_race_for_a_version(tmp_path: Path) -> None:
     objects = LocalObjects(tmp_path)
     for number in range(1, 11):
-        results = [False] * 8
-        barrier = threading.Barrier(8)
-
-        def run(writer: int, number: int = number, results: list[bool] = results, barrier: Any = barrier) -> None:
-            barrier.wait()
-            results[writer] = commit_version(objects, {"version": number, "writer": writer})
-
-        threads = [threading.Thread(target=run, args=(writer,)) for writer in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        bodies = [{"version": number, "writer": writer} for writer in range(8)]
+        results = together(*[partial(commit_version, objects, body) for body in bodies])
         assert [writer for writer, won in enumerate(results) if won] == [read_version(objects, number)["writer"]]
 
 
@@ -211,6 +207,47 @@ def test_a_manifest_under_another_number(tmp_path: Path, stated: Any) -> None:
     objects.put(version_key(2), seal({"version": stated}))
     with pytest.raises(IntegrityError, match=f"00000002.json is the manifest of version {stated!r}"):
         read_latest(objects)
+
+
+KINDS: dict[str, tuple[Callable[[str], Any], Callable[..., Any]]] = {
+    "corpus": (lambda url: build_corpus(url, [(10, 4), (6, 4)]), open_corpus),
+    "index": (lambda url: build_index(url, [10, 6]), open_version),
+}
+LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "rows": lambda body: body.update(rows=17),
+    "no rows": lambda body: body.pop("rows"),
+    "no segments": lambda body: body.update(segments=[], rows=0),
+    "null segments": lambda body: body.update(segments=None),
+    "segments of text": lambda body: body.update(segments=["abc"]),
+    "a table of segments": lambda body: body.update(segments={"a": 1}),
+    "no version": lambda body: body.update(version=None),
+    "other version": lambda body: body.update(version=2),
+    "order": lambda body: body["segments"].reverse(),
+    "twice": lambda body: body["segments"].append(body["segments"][1]),
+    "one less": lambda body: body["segments"].pop(),
+    "first one missing": lambda body: body["segments"].pop(0),
+}
+OTHERS = ({"kind": "neither"}, {"kind": None}, {"format": 3})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_manifests_that_lie(kind: str, tmp_path: Path) -> None:
+    """Well sealed, and not true: what holds for corpora and indexes alike."""
+    build, open_ = KINDS[kind]
+    objects = LocalObjects(tmp_path)
+    build(objects.url)
+    sound = seal({**open_(objects.url).to_json(), "version": 3})
+    changes = [(change, IntegrityError, "version") for change in LIES.values()]
+    needed = rf"an? {kind} of format 1 or 2 is needed here"
+    changes += [(lambda body, other=other: body.update(other), BadInputError, needed) for other in OTHERS]
+    for change, error, message in changes:
+        body = unseal(sound, "it")
+        change(body)
+        objects.put(version_key(3), seal(body))
+        with pytest.raises(error, match=message):
+            open_(objects.url)
+        objects.delete(version_key(3))
+    assert open_(objects.url).rows == 16
 
 
 def test_sha256_is_the_one_of_the_books() -> None:

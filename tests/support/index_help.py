@@ -12,7 +12,7 @@ from och_dist.store import tombstones
 from och_dist.store.index import Index, open_version
 from och_dist.upkeep import compaction as compact_stage
 from och_dist.upkeep import deletion as delete_stage
-from och_dist.upkeep import mending as repair_stage
+from och_dist.upkeep import repair as repair_stage
 
 
 @contextmanager

@@ -1,14 +1,46 @@
-"""Somebody else is faster: what happens at the last moment before a version is committed."""
+"""Somebody else is faster: what happens between two tasks of a stage, or at the last moment before a commit."""
 
 from __future__ import annotations
 
+import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from och_dist.stage import Context
 from och_dist.store import manifest
+
+
+def after_tasks(number: int, action: Callable[[], Any]) -> Context:
+    """Where ``action`` is done in this process as soon as ``number`` tasks of a stage have ended."""
+
+    def progress(description: str, total: int) -> Callable[[int], None]:
+        ended = itertools.count()  # the first call tells what an earlier run has done
+        return lambda count: action() if next(ended) == number else None
+
+    return Context(progress=progress)
+
+
+def together(*actions: Callable[[], Any]) -> list[Any]:
+    """What each action returns or raises when all start at once, each in a thread of its own."""
+    barrier, outcomes = threading.Barrier(len(actions)), [None] * len(actions)
+
+    def run(number: int) -> None:
+        barrier.wait(30)
+        try:
+            outcomes[number] = actions[number]()
+        except Exception as error:
+            outcomes[number] = error  # type: ignore[call-overload]
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(actions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return outcomes
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from och_dist.encode.stage import encode
 from och_dist.errors import IncompleteError, IntegrityError, UsageError
 from och_dist.store.index import find_index, open_version
 from och_dist.store.objects import open_objects
-from och_dist.upkeep.job_check import check_jobs as check
+from och_dist.upkeep.verification import check_jobs as check
 from tests.support.stage_data import clustered, corpus_of
 
 

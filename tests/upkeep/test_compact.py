@@ -20,6 +20,7 @@ from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageE
 from och_dist.evaluate.exact import truth
 from och_dist.evaluate.stage import evaluate
 from och_dist.search.stage import open_index
+from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import open_version
 from och_dist.store.manifest import seal, version_key
@@ -31,9 +32,9 @@ from och_dist.upkeep.compaction import chunk_starts, compact
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.housekeeping import gc, inspect, status
 from och_dist.upkeep.verification import verify
-from tests.encode.test_publish import together
 from tests.support.crashes import Crash, crash_at, tree
 from tests.support.index_help import live_codes, small_ranges, without
+from tests.support.races import after_tasks, together
 from tests.support.stage_data import all_codes, corpus_of
 
 
@@ -279,67 +280,50 @@ def test_a_killed_compaction_that_nothing_can_go_on_with(index: str) -> None:
     verify(index)
 
 
-def test_a_resumed_compaction_writes_only_what_is_missing(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_compaction_writes_only_what_is_missing(index: str) -> None:
+    def die() -> None:
+        raise Crash
+
     delete(index, rows="5")
-    merge, merged = stage.compact_chunk, []
-
-    def die_at_third(task: Any) -> int:
-        merged.append(task.chunk)
-        if len(merged) == 3:
-            raise Crash
-        return merge(task)
-
-    monkeypatch.setattr(stage, "compact_chunk", die_at_third)
     with pytest.raises(Crash):
-        compact(index, chunk_rows=50)
+        compact(index, chunk_rows=50, context=after_tasks(2, die))
     (unfinished,) = [job for job in status(index).facts["jobs"] if job["kind"] == "compact"]
     assert (unfinished["state"], unfinished["done"], unfinished["chunks"]) == ("unfinished", 2, 5)
     with pytest.raises(UsageError, match="is a compaction; run 'och compact"):
         publish(index, unfinished["job"], corpus=corpus_beside(index))
-    compact(index, chunk_rows=50)
-    assert merged == [0, 1, 2, 2, 3, 4]
+    advances: list[int] = []
+    compact(index, chunk_rows=50, context=Context(progress=lambda description, total: advances.append))
+    assert len(advances) == 1 + 3
+    assert sum(advances) == 250
 
 
 @pytest.mark.parametrize("meanwhile", ["append", "delete", "both"])
-def test_what_came_meanwhile_is_kept(
-    meanwhile: str, index: str, vectors: np.ndarray, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_came_meanwhile_is_kept(meanwhile: str, index: str, vectors: np.ndarray, model: str) -> None:
     delete(index, rows="5")
-    merge, gone = stage.compact_chunk, {5}
+    gone = {5} if meanwhile == "append" else {5, 6, 7, 8, 9, 100}
 
-    def others_first(task: Any) -> int:
-        if task.chunk == 2 and meanwhile != "delete":
+    def others() -> None:
+        if meanwhile != "delete":
             corpus = corpus_of(Path(index).parent, vectors[250:300])
             encode(corpus, index, model=model, chunk_rows=40)
-        if task.chunk == 2 and meanwhile != "append":
+        if meanwhile != "append":
             delete(index, rows="6-9,100")
-            gone.update({6, 7, 8, 9, 100})
-        return merge(task)
 
-    monkeypatch.setattr(stage, "compact_chunk", others_first)
-    compact(index, chunk_rows=50)
+    compact(index, chunk_rows=50, context=after_tasks(2, others))
     opened, rows = open_version(index), 250 if meanwhile == "delete" else 300
     assert (opened.rows, len(opened.segments)) == (rows, 1 + (rows == 300))
     elsewhere = str(Path(index).parent / "elsewhere")
     encode(corpus_beside(index), elsewhere, model=model)
     assert live_codes(index) == without(all_codes(elsewhere), gone)
-    monkeypatch.undo()
     assert compact(index, chunk_rows=50).status == "done"
     assert live_codes(index) == without(all_codes(elsewhere), gone)
     verify(index)
 
 
-def test_another_model_came_meanwhile(index: str, models: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    merge = stage.compact_chunk
-
-    def retrain_first(task: Any) -> int:
-        if task.chunk == 2:
-            encode(corpus_beside(index), index, model=models[1])
-        return merge(task)
-
-    monkeypatch.setattr(stage, "compact_chunk", retrain_first)
+def test_another_model_came_meanwhile(index: str, models: tuple[str, str]) -> None:
+    retrain = after_tasks(2, lambda: encode(corpus_beside(index), index, model=models[1]))
     with pytest.raises(ConflictError, match=r"was encoded anew .*nothing was published"):
-        compact(index, chunk_rows=50)
+        compact(index, chunk_rows=50, context=retrain)
     assert open_version(index).model == split_model_path(models[1])[1]
     verify(index)
 
@@ -391,27 +375,21 @@ def other_crc(data: bytes) -> bytes:
         ("done/00000001.json", lambda data: data.replace(b"rows_crc", b"crc_rows")),
     ],
 )
-def test_damage_is_found_before_it_is_published(
-    key: str, damage: Any, index: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_is_found_before_it_is_published(key: str, damage: Any, index: str) -> None:
     delete(index, rows="55-60")
-    merge = stage.compact_chunk
 
-    def damage_first(task: Any) -> int:
-        if task.chunk == task.job.spec.n_chunks - 1:
-            path = Path(index, task.job.folder, key)
-            if damage is None:
-                path.unlink()
-            else:
-                path.write_bytes(damage(path.read_bytes()))
-        return merge(task)
+    def spoil() -> None:
+        (job,) = [job for job in status(index).facts["jobs"] if job["kind"] == "compact"]
+        path = Path(index, "segments", f"{job['job']}.0", key)
+        if damage is None:
+            path.unlink()
+        else:
+            path.write_bytes(damage(path.read_bytes()))
 
-    monkeypatch.setattr(stage, "compact_chunk", damage_first)
     with pytest.raises(
         IntegrityError, match=r"chunk 1 of job .*nothing was published.*och gc .* --job .*compact"
     ) as error:
-        compact(index, chunk_rows=50)
-    monkeypatch.undo()
+        compact(index, chunk_rows=50, context=after_tasks(5, spoil))
     assert open_version(index).version == 4
     gc(index, jobs=[str(error.value).partition("--job ")[2].partition("'")[0]])
     compact(index, chunk_rows=50)

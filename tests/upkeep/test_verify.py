@@ -163,7 +163,7 @@ def test_every_byte_of_a_layout(copy: Path) -> None:
         except OchError:
             continue
         missed += 1
-        corpus_store._open_vectors.cache_clear()
+        corpus_store._opened.cache_clear()
         np.testing.assert_array_equal(open_corpus(url).read(0, 300), expected)
     assert missed < 0.06 * len(data)
 

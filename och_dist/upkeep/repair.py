@@ -8,22 +8,19 @@ and the sha256 of the other is in its name. Bucket tables are removed, because t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from och_dist.cluster import map_tasks
-from och_dist.encode import check_unmarked, checked_segment, claimed, clear_leftovers
+from och_dist.encode import check_unmarked, checked_segment, claimed, clear_leftovers, run_job
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError, OchError
 from och_dist.kernels.packing import count_ones
 from och_dist.stage import Context, require_room
-from och_dist.store import FOLDER as TABLES
 from och_dist.store import (
     RANGE_ROWS,
-    ArraySpec,
+    TABLES,
     Corpus,
     CorpusRef,
     Index,
@@ -34,70 +31,64 @@ from och_dist.store import (
     Tombstones,
     begin_job,
     commit,
-    done_chunks,
-    find_chunk,
     load_model,
     model_objects,
     model_on_worker,
     next_version,
     open_corpus,
-    open_objects,
     open_version,
     plain_crc,
     put_bitmap,
     read_bitmap,
     read_job,
+    read_plain_chunk,
     remove_tables,
     seal,
     sha256,
     version_numbers,
     write_codes,
 )
-from och_dist.upkeep.integrity import ANNOUNCEMENT, Damage, Findings
+from och_dist.upkeep.integrity import ANNOUNCEMENT, Scan
 
 GENERATIONS = 20
 PARTS = ("codes", "rows", "ones")
 
 
-@dataclass(frozen=True)
-class Repaired:
-    """What was mended, and why the rest was not, each in a sentence."""
+def repair_index(index: Index, scan: Scan, *, corpus: str | None, context: Context) -> tuple[list[str], list[str]]:
+    """Mend what can be mended of the newest version of an index, and publish it; running it again goes on.
 
-    mended: tuple[str, ...]
-    failed: tuple[str, ...]
-
-
-def repair_index(index: Index, findings: Findings, *, corpus: str | None, context: Context) -> Repaired:
-    """Mend what can be mended of the newest version of an index, and publish it; running it again goes on."""
-    objects = open_objects(index.url)
+    Returns what was mended, and why the rest was not, each in a sentence.
+    """
+    objects = index.objects
     objects.require_put_if_absent()
-    mended = [*_restore_announcements(objects, findings), *_restore_bitmaps(objects, index)]
-    mended += _remove_tables(objects, findings)
+    mended = [*_restore_announcements(objects, scan), *_restore_bitmaps(objects, index)]
+    mended += _remove_tables(objects, scan)
     failed: list[str] = []
+    made: dict[Job, IndexSegment] = {}
     with ExitStack() as claims:
-        made: dict[Job, IndexSegment] = {}
         for segment in index.segments:
-            faults = [d for d in findings.damage if d.folder == segment.job.folder and d.part in PARTS]
-            if not faults:
+            faults = [fault for fault in scan.damage if fault.folder == segment.folder]
+            lost = {part: {fault.chunk for fault in faults if fault.part == part} for part in PARTS}
+            if not any(lost.values()):
                 continue
             try:
-                work = _Work(objects, index, segment, faults, _corpus_for(index, segment, faults, corpus))
-                made[segment.job] = _next_generation(work, context, claims)
+                vectors = _corpus_for(index, segment, len(lost["codes"] - {None}), corpus)
+                made[segment.job] = _next_generation(_DamagedSegment(index, segment, lost, vectors), context, claims)
             except (IntegrityError, ConflictError, BadInputError) as error:
                 failed.append(str(error))
         published = commit(objects, open_version, partial(_replaced, made))[1]
-    for part in published.segments:
-        if part.job in {segment.job for segment in made.values()}:
-            clear_leftovers(objects, part.job)
-            mended.append(f"job {part.job.id} is in version {published.version} as generation {part.job.generation}")
-    return Repaired(tuple(mended), tuple(failed))
+    jobs = [segment.job for segment in made.values()]
+    for job in (part.job for part in published.segments if part.job in jobs):
+        clear_leftovers(objects, job)
+        mended.append(f"job {job.id} is in version {published.version} as generation {job.generation}")
+    return mended, failed
 
 
-def _restore_announcements(objects: Objects, findings: Findings) -> list[str]:
+def _restore_announcements(objects: Objects, scan: Scan) -> list[str]:
     """Put the job.json of published segments as their manifests have them."""
     mended = []
-    damaged = {damage.folder for damage in findings.damage if damage.part == ANNOUNCEMENT}
-    jobs = {part.job for index in findings.indexes for part in index.segments if part.job.folder in damaged}
+    damaged = {damage.folder for damage in scan.damage if damage.part == ANNOUNCEMENT}
+    jobs = {part.job for index in scan.indexes for part in index.segments if part.folder in damaged}
     for job in sorted(jobs, key=lambda job: job.folder):
         with suppress(IntegrityError):
             if read_job(objects, job.folder) == job:  # restored by another repair
@@ -108,8 +99,8 @@ def _restore_announcements(objects: Objects, findings: Findings) -> list[str]:
     return mended
 
 
-def _remove_tables(objects: Objects, findings: Findings) -> list[str]:
-    folders = sorted({damage.folder for damage in findings.damage if damage.part == TABLES})
+def _remove_tables(objects: Objects, scan: Scan) -> list[str]:
+    folders = sorted({damage.folder for damage in scan.damage if damage.part == TABLES})
     remove_tables(objects, folders)
     return [
         f"the bucket tables of {folder} were removed: make them again with 'och tables {objects.url}'"
@@ -139,33 +130,28 @@ def _dropped_rows(index: Index, entry: Tombstones) -> np.ndarray:
     dropped = np.zeros(RANGE_ROWS, bool)
     dropped[: stop - start] = True
     for chunk in index.chunks_between(start, stop):
-        rows = index.row_numbers(chunk)
-        rows = np.arange(chunk.start, chunk.stop) if rows is None else rows
+        rows = index.all_row_numbers(chunk)
         dropped[rows[(rows >= start) & (rows < stop)] - start] = False
     return dropped
 
 
 @dataclass(frozen=True)
-class _Work:
-    """A damaged segment of an index version; ``corpus`` only where codes have to be made again."""
+class _DamagedSegment:
+    """A damaged segment of an index version, the chunks that are lost of each part (None: its metadata), and the
+    corpus where codes have to be made again."""
 
-    objects: Objects
     index: Index
     segment: IndexSegment
-    faults: Sequence[Damage]
+    lost: dict[str, set[int | None]]
     corpus: Corpus | None
 
-    def damaged(self, part: str) -> set[int]:
-        return {fault.chunk for fault in self.faults if fault.part == part and fault.chunk is not None}
 
-
-def _corpus_for(index: Index, segment: IndexSegment, faults: Sequence[Damage], url: str | None) -> Corpus | None:
+def _corpus_for(index: Index, segment: IndexSegment, lost: int, url: str | None) -> Corpus | None:
     """The corpus that a segment was encoded from, None if no chunk of codes is lost."""
-    lost = sorted(fault.chunk for fault in faults if fault.part == "codes" and fault.chunk is not None)
     if not lost:
         return None
     load_model(model_objects(index.url), index.model)
-    where = f"{len(lost)} chunks of {index.url}/{segment.job.folder}/codes have to be encoded again"
+    where = f"{lost} chunks of {index.url}/{segment.folder}/codes have to be encoded again"
     given, url = url, url or str(index.corpus.get("url"))
     try:
         corpus = open_corpus(url)
@@ -183,43 +169,41 @@ def _corpus_for(index: Index, segment: IndexSegment, faults: Sequence[Damage], u
     return corpus
 
 
-def _next_generation(work: _Work, context: Context, claims: ExitStack) -> IndexSegment:
+def _next_generation(damaged: _DamagedSegment, context: Context, claims: ExitStack) -> IndexSegment:
     """The segment made again, checked, and claimed until it is published.
 
     A generation that an earlier repair left unfinished goes on; one that is itself damaged, or marked by 'och gc', is
     passed over.
     """
-    old = work.segment.job
+    objects, old = damaged.index.objects, damaged.segment.job
     for generation in range(old.generation + 1, old.generation + 1 + GENERATIONS):
         job = replace(old, generation=generation)
-        _require_listed(work)
+        _require_listed(damaged)
         try:
-            check_unmarked(work.objects, [job])
-            begin_job(work.objects, job)
+            check_unmarked(objects, [job])
+            begin_job(objects, job)
         except (IntegrityError, ConflictError):
             continue
         try:
-            _run(work, job, context)
-            claims.enter_context(claimed(work.objects, [job]))
+            _store_chunks(damaged, job, context)
+            claims.enter_context(claimed(objects, [job]))
         except ConflictError:
             continue
         try:
-            return _checked(work, job, context)
+            return _checked(damaged, job, context)
         except IncompleteError:  # records are gone: another repair may have published them
-            _require_listed(work)
+            _require_listed(damaged)
             raise
-        except (IntegrityError, ConflictError):
-            continue
     raise IntegrityError(
-        f"{GENERATIONS} generations of job {old.id} in {work.objects.url} were begun, and each is damaged itself; "
-        f"check the storage, remove them with 'och gc {work.objects.url} --job {old.id}', and repair again"
+        f"{GENERATIONS} generations of job {old.id} in {damaged.index.url} were begun, and each is damaged itself; "
+        f"check the storage, remove them with 'och gc {damaged.index.url} --job {old.id}', and repair again"
     )
 
 
-def _require_listed(work: _Work) -> None:
+def _require_listed(damaged: _DamagedSegment) -> None:
     """Stop when the damaged segment is no part of the newest version any more: then nothing is left to be done."""
-    if all(part.job != work.segment.job for part in open_version(work.objects.url).segments):
-        raise ConflictError(f"{work.segment.job.folder} was replaced meanwhile; run 'och verify {work.objects.url}'")
+    if all(part.job != damaged.segment.job for part in open_version(damaged.index.url).segments):
+        raise ConflictError(f"{damaged.segment.folder} was replaced meanwhile; run 'och verify {damaged.index.url}'")
 
 
 @dataclass(frozen=True)
@@ -236,32 +220,26 @@ class RepairChunk:
 
 def repair_chunk(task: RepairChunk) -> int:
     """Store one chunk, with its record, compared with the published checksums first; returns the number of codes."""
-    index = task.index.open()
+    index, chunk, rows = task.index.open(), task.chunk, None
     segment = index.segments[task.segment]
-    job, chunk, rows = segment.job, task.chunk, None
+    job, stated = segment.job, int(segment.digests[chunk])
+    read = partial(read_plain_chunk, index.objects, chunk=chunk)
     if segment.row_digests is not None and "rows" in task.lost:
         rows = _derived_rows(index, segment, chunk)
     elif segment.row_digests is not None:
-        rows = _kept(index, f"{job.folder}/rows", job.rows_spec, chunk, int(segment.row_digests[chunk]))[:, 0]
-    stated = int(segment.digests[chunk])
-    if "codes" in task.lost:
-        codes = _encoded(task, segment, rows)
-        _require_published(task, codes, stated)
+        rows = read(f"{job.folder}/rows", job.rows_spec, stated=int(segment.row_digests[chunk]))[:, 0]
+    if "codes" not in task.lost:
+        codes = read(f"{job.folder}/codes", job.spec, stated=stated)
     else:
-        codes = _kept(index, f"{job.folder}/codes", job.spec, chunk, stated)
-    ones = count_ones(codes, task.job.bits)
-    write_codes(open_objects(index.url), task.job, task.chunk, codes, ones, task.job.input, rows=rows)
+        codes = _encoded(task, np.arange(*segment.bounds(chunk)) if rows is None else rows)
+        if plain_crc(codes, job.spec) != stated:
+            raise IntegrityError(
+                f"chunk {chunk} of {task.job.folder}/codes was made again and is not the one that was published, so "
+                "it was not stored: corpus or model are not what they were, or this package encodes otherwise; "
+                "restore the chunk from a copy"
+            )
+    write_codes(index.objects, task.job, chunk, codes, count_ones(codes, job.bits), job.input, rows=rows)
     return len(codes)
-
-
-def _kept(index: Index, prefix: str, spec: ArraySpec, chunk: int, stated: int) -> np.ndarray:
-    """The rows (m, width) of a chunk that is as it was published."""
-    found = find_chunk(index.objects, prefix, chunk, stated=stated, nbytes=spec.stored_bytes)
-    if found.fault is not None:
-        raise IntegrityError(
-            f"chunk {chunk} of {index.url}/{prefix} {found.fault} by now; run 'och verify --repair' again"
-        )
-    return found.rows(spec, chunk)
 
 
 def _derived_rows(index: Index, segment: IndexSegment, chunk: int) -> np.ndarray:
@@ -279,72 +257,48 @@ def _derived_rows(index: Index, segment: IndexSegment, chunk: int) -> np.ndarray
         if known and plain_crc(rows.astype("<i8"), segment.job.rows_spec) == segment.row_digests[chunk]:
             return rows.astype("<i8")
     raise IntegrityError(
-        f"chunk {chunk} of {index.url}/{segment.job.folder}/rows is lost, and no version tells any more which rows it "
+        f"chunk {chunk} of {index.url}/{segment.folder}/rows is lost, and no version tells any more which rows it "
         "held; restore it from a copy, or encode the corpus into another index"
     )
 
 
-def _encoded(task: RepairChunk, segment: IndexSegment, rows: np.ndarray | None) -> np.ndarray:
-    """Codes (m, bytes) of a chunk from the vectors, one stored block of these at a time."""
+def _encoded(task: RepairChunk, rows: np.ndarray) -> np.ndarray:
+    """Codes (m, bytes) of ``rows`` (m,) from their vectors, one stored block of these at a time."""
     assert task.corpus is not None  # opened before any chunk is begun
     corpus = task.corpus.open()
     hasher = model_on_worker(model_objects(task.index.url).url, task.job.model)
-    start, stop = segment.bounds(task.chunk)
-    codes = np.empty((stop - start if rows is None else len(rows), task.job.spec.width), np.uint8)
+    codes = np.empty((len(rows), task.job.spec.width), np.uint8)
     try:
-        if rows is None:
-            for first, block in corpus.blocks(start, stop):
-                codes[first - start : first - start + len(block)] = hasher.encode_block(block, first_row=first)
-        else:
-            for places, block in corpus.vectors_at(rows):
-                codes[places] = hasher.encode_block(block, first_row=int(rows[places[0]]))
+        for places, block in corpus.vectors_at(rows):
+            codes[places] = hasher.encode_block(block, first_row=int(rows[places[0]]))
     except IntegrityError as error:
         raise IntegrityError(
-            f"rows {start}..{stop} cannot be encoded again, because their vectors are damaged too ({error}); restore "
-            f"{corpus.url} from a copy, or ingest it anew from its sources, and repair again with --corpus"
+            f"rows {rows[0]}..{rows[-1] + 1} cannot be encoded again, because their vectors are damaged too ({error}); "
+            f"restore {corpus.url} from a copy, or ingest it anew from its sources, and repair again with --corpus"
         ) from error
     return codes
 
 
-def _require_published(task: RepairChunk, codes: np.ndarray, stated: int) -> None:
-    if plain_crc(codes, task.job.spec) != stated:
-        raise IntegrityError(
-            f"chunk {task.chunk} of {task.job.folder}/codes was made again and is not the one that was published, so "
-            "it was not stored: corpus or model are not what they were, or this package encodes otherwise; restore "
-            "the chunk from a copy"
-        )
-
-
-def _run(work: _Work, job: Job, context: Context) -> None:
+def _store_chunks(damaged: _DamagedSegment, job: Job, context: Context) -> None:
     """Store the chunks that have no record yet."""
-    if work.corpus is not None:
+    index, corpus = damaged.index, damaged.corpus
+    if corpus is not None:
         room = 3 * job.chunk_rows * (job.spec.width + 8)
-        require_room(work.corpus, context, f"encoding a chunk of {job.chunk_rows} codes again", extra_bytes=room)
-    done, lost = done_chunks(work.objects, job), {part: work.damaged(part) for part in ("codes", "rows")}
-    tasks = [
-        RepairChunk(
-            work.index.ref,
-            work.index.segments.index(work.segment),
-            job,
-            chunk,
-            tuple(part for part, chunks in lost.items() if chunk in chunks),
-            None if work.corpus is None else work.corpus.ref,
-        )
-        for chunk in range(job.spec.n_chunks)
-        if chunk not in done
-    ]
-    advance = context.progress("repair", len(tasks))
-    map_tasks(repair_chunk, tasks, client=context.client, name="repair_chunk", advance=advance)
+        require_room(corpus, context, f"encoding a chunk of {job.chunk_rows} codes again", extra_bytes=room)
+    number, vectors = index.segments.index(damaged.segment), None if corpus is None else corpus.ref
+
+    def task_of(chunk: int) -> RepairChunk:
+        lost = tuple(part for part, chunks in damaged.lost.items() if chunk in chunks)
+        return RepairChunk(index.ref, number, job, chunk, lost, vectors)
+
+    run_job(index.objects, replace(damaged.segment, job=job), repair_chunk, task_of, context, verb="repair")
 
 
-def _checked(work: _Work, job: Job, context: Context) -> IndexSegment:
+def _checked(damaged: _DamagedSegment, job: Job, context: Context) -> IndexSegment:
     """The new generation as a segment, after its stored chunks were compared with their records and the manifest."""
-    published = work.segment
-    made = checked_segment(work.objects, replace(published, job=job), context)
-    same = np.array_equal(made.digests, published.digests)
-    if published.row_digests is not None and made.row_digests is not None:
-        same = same and np.array_equal(made.row_digests, published.row_digests)
-    if not same:
+    published = replace(damaged.segment, job=job)
+    made = checked_segment(damaged.index.objects, published, context)
+    if made.to_json() != published.to_json():
         raise IntegrityError(f"{job.folder} does not hold what was published; run 'och verify --repair' again")
     return made
 
