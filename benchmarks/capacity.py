@@ -93,8 +93,8 @@ def page(results: list[Path]) -> str:
         lines.append(f"| {name} | " + " | ".join(value for _, value in cells) + " |")
     lines += [
         "",
-        f"One worker, microseconds per row: moments of all rows {1e6 * rates.moments:.2f}, encode {1e6 * rates.encode:.2f}, "
-        f"a round of k-means over all rows {1e6 * rates.round:.2f}.",
+        f"One worker, microseconds per row: moments of all rows {1e6 * rates.moments:.2f}, "
+        f"encode {1e6 * rates.encode:.2f}, a round of k-means over all rows {1e6 * rates.round:.2f}.",
     ]
     return "\n".join(lines)
 

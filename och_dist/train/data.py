@@ -21,7 +21,7 @@ from och_dist.kernels.moments import Moments, block_moments
 from och_dist.methods.base import TrainingData, one_thread
 from och_dist.stage import logger
 from och_dist.train.centres import Centres, lloyd, seed_centres, settle_centres
-from och_dist.train.rows import Rows, RowSource, as_float32, fold_rows
+from och_dist.train.rows import Rows, RowSource, fold_rows
 
 TRAIN_ROWS = 10_000
 LEARNED_ROWS = 1 << 16
@@ -51,7 +51,7 @@ def training_data(
     chosen = np.sort(np.random.default_rng([seed, 1]).permutation(len(numbers))[:train_rows])
     with one_thread(), source.dask():
         rows = source.take(numbers)
-        pool = as_float32(np.asarray(rows[chosen]))
+        pool = np.asarray(rows[chosen]).astype(np.float32)
         if kmeans_rows == 0:
             rows, chosen = source.stored(), numbers[chosen]
         moments = moments_of(rows, pool.mean(axis=0, dtype=np.float64))

@@ -57,16 +57,19 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True)
 class Doubts:
-    """What is wrong with some rows: numbers of the first that are not finite, and how many are not."""
+    """What is wrong with some rows: numbers of the first that are not finite, how many are not, and whether float32
+    can hold those that were taken."""
 
-    rows: tuple[int, ...] = ()
-    total: int = 0
+    rows: tuple[int, ...]
+    total: int
+    in_range: bool
 
     def merge(self, other: Doubts) -> Doubts:
-        return Doubts(tuple(sorted(self.rows + other.rows)[:LISTED_ROWS]), self.total + other.total)
+        rows = tuple(sorted(self.rows + other.rows)[:LISTED_ROWS])
+        return Doubts(rows, self.total + other.total, self.in_range and other.in_range)
 
     def check(self, source: RowSource) -> None:
-        """Raise if there are any, with their numbers."""
+        """Raise if anything is wrong, with the numbers of the rows."""
         if self.total:
             listed = ", ".join(map(str, self.rows)) + (", ..." if self.total > LISTED_ROWS else "")
             raise NonFiniteError(
@@ -74,6 +77,8 @@ class Doubts:
                 self.rows,
                 self.total,
             )
+        if not self.in_range:
+            raise BadInputError("some rows hold values beyond the range of float32; rescale them")
 
 
 def merge_doubts(parts: Sequence[Doubts]) -> Doubts:
@@ -83,18 +88,10 @@ def merge_doubts(parts: Sequence[Doubts]) -> Doubts:
 def take_block(block: np.ndarray, first_row: int, numbers: np.ndarray) -> tuple[Doubts, np.ndarray]:
     """What is wrong with ``block`` (n, d), and its rows among ``numbers``."""
     bad = nonfinite_rows(block)
-    doubts = Doubts(tuple(int(row) + first_row for row in bad[:LISTED_ROWS]), len(bad))
     chosen = numbers[slice(*np.searchsorted(numbers, (first_row, first_row + len(block))))] - first_row
-    return doubts, block if len(chosen) == len(block) else block[chosen]
-
-
-def as_float32(rows: np.ndarray) -> np.ndarray:
-    """Finite rows as float32; raises if a value is beyond its range."""
-    with np.errstate(over="ignore"):
-        found = rows.astype(np.float32)
-    if not np.isfinite(found).all():
-        raise BadInputError("some rows hold values beyond the range of float32; rescale them")
-    return found
+    rows = block if len(chosen) == len(block) else block[chosen]
+    in_range = rows.dtype.itemsize < 8 or bool((np.abs(rows) <= np.finfo(np.float32).max).all())
+    return Doubts(tuple(int(row) + first_row for row in bad[:LISTED_ROWS]), len(bad), in_range), rows
 
 
 def fold_rows(
