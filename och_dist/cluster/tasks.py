@@ -381,10 +381,10 @@ class TaskGraph:
         finally:
             self.trace.end(done=done)
             with contextlib.suppress(Exception):
-                if self.topic is not None:
-                    client.unsubscribe_topic(self.topic)
                 if not done:
                     client.cancel(futures, force=True)
+                if self.topic is not None:
+                    client.unsubscribe_topic(self.topic)
 
     def total(self, roots: Sequence[Delayed], kept: Sequence[Delayed] = ()) -> tuple[Any, list[Future]]:
         """The value of the only root, and futures of what is to be kept on the workers."""
