@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import getitem
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from och_dist.cluster.outcome import catch, unique, unwrap, watched
-from och_dist.cluster.tasks import merge_tree
+from och_dist.cluster.tasks import merge_tree, split_pairs
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -71,9 +70,9 @@ def scan_rows(
     keeps persisted results: on the workers, if there are any."""
     import dask
 
-    leaves, side = _leaves(function, array, name, shared), dask.delayed(catch)
-    (root,) = merge_tree([side(getitem, leaf, 0) for leaf in leaves], merge, unique(name))
-    root, *kept = dask.persist(root, *[side(getitem, leaf, 1) for leaf in leaves])
+    token = unique(name)
+    merging, keeping = split_pairs(_leaves(function, array, name, shared), token)
+    root, *kept = dask.persist(*merge_tree(merging, merge, token), *keeping)
     return unwrap(root.compute()), kept
 
 

@@ -32,7 +32,7 @@ from och_dist.cluster.outcome import (
     unwrap,
     wait_for,
 )
-from och_dist.cluster.tracing import Trace, traced
+from och_dist.cluster.tracing import Mark, Trace, traced
 from och_dist.errors import ClusterError
 from och_dist.stop import Stop, tasks_under_way
 
@@ -226,8 +226,8 @@ def scan_tasks(
     leaves = Leaves(function, tasks, name, shared, advance, weight)
     if client is not None:
         graph = TaskGraph(leaves, client)
-        root = merge_tree(graph.side(0, "sum"), merge, graph.name)
-        return graph.total(root, graph.side(1, "keep"))
+        merging, keeping = split_pairs(graph.nodes, graph.name)
+        return graph.total(merge_tree(merging, merge, graph.name), keeping)
     kept: list[Any] = []
 
     def first_sides() -> Iterator[Any]:
@@ -279,9 +279,12 @@ class Leaves:
             raise ValueError("a reduction needs at least one task")
 
     def here(self) -> Iterator[Any]:
-        for task in self.tasks:
-            yield retry(self.function, task, self.shared)
-            self.tell(task)
+        return map(self._run_here, self.tasks)
+
+    def _run_here(self, task: Task) -> Any:
+        value = retry(self.function, task, self.shared)
+        self.tell(task)
+        return value
 
     def tell(self, task: Task) -> None:
         """Progress: a task is done."""
@@ -317,6 +320,27 @@ def merge_tree(level: Sequence[Any], merge: Merge[Any], name: str, width: int = 
     return nodes
 
 
+def split_pairs(nodes: Sequence[Delayed], name: str) -> list[list[Delayed]]:
+    """Nodes of the first and of the second value of nodes that return two."""
+    from dask import delayed
+
+    part = delayed(catch, pure=False)
+    return [
+        [part(getitem, node, side, dask_key_name=f"{label}_{name}-{place}") for place, node in enumerate(nodes)]
+        for side, label in enumerate(("sum", "keep"))
+    ]
+
+
+def run_leaf(topic: str | None, number: int, mark: Mark | None, function: Callable[..., T], *args: Any) -> T | Failure:
+    """A leaf on a worker, which says on ``topic`` that it is done."""
+    value = traced(mark, function, *args)
+    if topic is not None:
+        from distributed import get_worker
+
+        get_worker().log_event(topic, number)
+    return value
+
+
 class TaskGraph:
     """Leaves as ``nodes`` of one Dask graph; only its roots, and what a scan keeps, stay in memory."""
 
@@ -328,54 +352,39 @@ class TaskGraph:
         self.trace = Trace(leaves.name, len(leaves.tasks), shown=leaves.advance is not None)
         self.name = self.trace.token
         shared = None if leaves.shared is None else delayed(leaves.shared, name=f"shared_{self.name}", traverse=False)
+        # The scheduler remembers the events of every topic: where no progress is shown, there is none.
+        self.topic = None if leaves.advance is None else f"progress_{self.name}"
         self.nodes = []
         for number, task in enumerate(leaves.tasks):
-            call = partial(traced, self.trace.mark(number), leaves.function, task)  # Dask does not look inside of it
+            mark = self.trace.mark(number)
+            call = partial(run_leaf, self.topic, number, mark, leaves.function, task)  # Dask does not look inside of it
             key = f"{self.name}-{number}"
             self.nodes.append(delayed(call, name=key, pure=False, traverse=False)(shared, dask_key_name=key))
 
-    def side(self, number: int, label: str) -> list[Delayed]:
-        """One of the values that each leaf returns."""
-        from dask import delayed
-
-        part = delayed(catch, pure=False)
-        return [
-            part(getitem, node, number, dask_key_name=f"{label}_{self.name}-{place}")
-            for place, node in enumerate(self.nodes)
-        ]
-
-    def _begin(self, roots: Sequence[Delayed]) -> list[Future]:
-        """Futures of the roots. Where progress is shown, Dask also tells of the end of each leaf."""
-        from dask.utils import ensure_dict
-
-        graph: dict[str, Any] = {}
-        for root in roots:
-            graph.update(ensure_dict(root.dask))
-        told = [] if self.leaves.advance is None else self.nodes
-        futures = self.client.get(graph, [node.key for node in (*roots, *told)], sync=False, retries=retries())
-        for number, future in enumerate(futures[len(roots) :]):
-            future.add_done_callback(partial(self._tell, number))
-        return list(futures[: len(roots)])
-
-    def _tell(self, number: int, future: Future | None = None) -> None:
-        """Progress of a leaf, once: by its future, in a thread of Dask, or here when the root is there before."""
+    def _tell(self, number: int) -> None:
+        """Progress of a leaf, once: when its worker says so, or when the root is there before."""
         with self.lock:
-            if number in self.untold and (future is None or future.status == "finished"):
+            if number in self.untold:
                 self.untold.remove(number)
                 self.leaves.tell(self.leaves.tasks[number])
 
     @contextlib.contextmanager
     def computed(self, roots: Sequence[Delayed]) -> Iterator[list[Future]]:
         """Futures of the roots; those in the list are given up with an error."""
-        futures, done = self._begin(roots), False
+        client, done = self.client, False
+        if self.topic is not None:
+            client.subscribe_topic(self.topic, lambda event: self._tell(event[1]))
+        futures = client.compute(list(roots), traverse=False, retries=retries())
         try:
             yield futures
             done = True
         finally:
             self.trace.end(done=done)
-            if not done:
-                with contextlib.suppress(Exception):
-                    self.client.cancel(futures, force=True)
+            with contextlib.suppress(Exception):
+                if not done:
+                    client.cancel(futures, force=True)
+                if self.topic is not None:
+                    client.unsubscribe_topic(self.topic)
 
     def total(self, roots: Sequence[Delayed], kept: Sequence[Delayed] = ()) -> tuple[Any, list[Future]]:
         """The value of the only root, and futures of what is to be kept on the workers."""

@@ -24,7 +24,7 @@ class Chunks:
         for start, stop in inherited:
             self.states[start:stop] = INHERITED
         self.places = np.flatnonzero(self.states != INHERITED)
-        self.counted = np.zeros(self.total, bool)
+        self.counted = bytearray(self.total)
         self.by_worker: dict[str, set[int]] = {}
 
     @property
@@ -51,7 +51,7 @@ class Chunks:
         if state == "done":
             self.states[place] = DONE
             first, self.counted[place] = not self.counted[place], True
-            return bool(first)
+            return first
         if self.states[place] in (WAITING, RUNNING):  # it may wait again in the meantime, with the graph given up
             self.states[place] = FAILED if state == "failed" else WAITING
         return False

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-import numpy as np
-
 BUCKETS = 240
 MOST_SPREAD = 120
 WINDOW_SECONDS = 120.0
@@ -18,8 +16,8 @@ class RateSeries:
     """Amounts per second since ``start``, of several kinds, in at most BUCKETS buckets: full, they double in width."""
 
     def __init__(self, kinds: Sequence[str], start: float) -> None:
-        self.kinds, self.start, self.width = kinds, start, 1.0
-        self.buckets = np.zeros((len(kinds), BUCKETS))
+        self.start, self.width = start, 1.0
+        self.buckets = {kind: [0.0] * BUCKETS for kind in kinds}
 
     def _bucket(self, when: float) -> int:
         return max(0, int((when - self.start) / self.width))
@@ -27,21 +25,26 @@ class RateSeries:
     def _reach(self, now: float) -> int:
         while self._bucket(now) >= BUCKETS:
             self.width *= 2
-            pairs = self.buckets.reshape(len(self.kinds), -1, 2).sum(axis=2)
-            self.buckets = np.pad(pairs, ((0, 0), (0, BUCKETS // 2)))
+            for values in self.buckets.values():
+                pairs = zip(values[::2], values[1::2], strict=True)
+                values[:] = [*map(sum, pairs), *[0.0] * (BUCKETS // 2)]
         return self._bucket(now)
 
     def add(self, now: float, seconds: float, amounts: Sequence[float]) -> None:
         """Spread an amount of each kind over the ``seconds`` before ``now`` in which they were worked on."""
         last = self._reach(now)
         first = max(last - MOST_SPREAD, self._bucket(now - seconds))
-        self.buckets[:, first : last + 1] += np.reshape(amounts, (-1, 1)) / (last - first + 1)
+        share = 1 / (last - first + 1)
+        for values, amount in zip(self.buckets.values(), amounts, strict=True):
+            for place in range(first, last + 1):
+                values[place] += amount * share
 
     def rates(self, now: float) -> dict[str, list[float]]:
         """Per second, bucket by bucket; the newest one, which is not over, is left out while there are others."""
         complete = max(1, self._reach(now))
-        rates = (self.buckets[:, :complete] / self.width).round(3).tolist()
-        return dict(zip(self.kinds, rates, strict=True))
+        return {
+            kind: [round(value / self.width, 3) for value in values[:complete]] for kind, values in self.buckets.items()
+        }
 
 
 class Window:

@@ -241,12 +241,12 @@ class ObservedJob:
             self._count(chunks, float(seconds), facts, now)
 
     def _count(self, chunks: Chunks, seconds: float, facts: dict[str, Any], now: float) -> None:
-        rows, *traffic = amounts = [facts.get(kind, 0) for kind in AMOUNTS]
+        rows, read, written = amounts = [facts.get(kind, 0) for kind in AMOUNTS]
         for totals in (self.totals, self.counters.tasks):
             totals.count(chunks.name, "done", seconds, facts)
-        chunks.rows, chunks.nbytes = chunks.rows + rows, chunks.nbytes + sum(traffic)
+        chunks.rows, chunks.nbytes = chunks.rows + rows, chunks.nbytes + read + written
         self.rates.add(now, seconds, amounts)
-        self.recent.add(now, seconds, rows, sum(traffic))
+        self.recent.add(now, seconds, rows, read + written)
         if self.balance is not None:
             self.balance.count(facts)
 
@@ -323,9 +323,9 @@ class WorkerFigures:
         if state != "done":
             self.failures += 1
             return
-        rows, *traffic = (facts.get(kind, 0) for kind in AMOUNTS)
+        rows = facts.get("rows", 0)
         self.rows, self.chunks = self.rows + rows, self.chunks + 1
-        self.recent.add(now, seconds, rows, sum(traffic))
+        self.recent.add(now, seconds, rows, facts.get("read", 0) + facts.get("written", 0))
 
     def document(self, now: float) -> Document:
         rows, nbytes = self.recent.rates(now)

@@ -165,15 +165,15 @@ def _bar(found: Document, width: int) -> Styled:
     words = f"  {100 * share:5.1f} %  {step['done']:,} of {step['total']:,}  {left} left"
     room = max(10, width - len(words) - len(step["name"]) - 2)
     full = int(room * share)
-    bar = [("━" * full, "green"), ("━" * (room - full), "bright_black")]
-    return [(f"{step['name']}  ", "bold"), *bar, (words, "default")]
+    bar = [("━" * full, "bold green"), ("━" * (room - full), "bold bright_black")]
+    return [(f"{step['name']}  ", "bold"), *bar, (words, "bold default")]
 
 
 def _speed(found: Document, width: int) -> Styled:
     speed = found["speed"]
     words = f"{speed['rows_per_second']:,.0f} rows/s   {speed['bytes_per_second'] / 1e6:,.1f} MB/s"
     words += "  (average)   " if speed["is_average"] else "   "
-    return [(words, "bold"), (sparkline(speed["over_time"]["rows"], max(10, width - len(words))), "green")]
+    return [(words, "bold"), (sparkline(speed["over_time"]["rows"], max(10, width - len(words))), "bold green")]
 
 
 def _map(chunks: Document | None, width: int) -> Styled | None:
@@ -184,11 +184,12 @@ def _map(chunks: Document | None, width: int) -> Styled | None:
         (f"{MARKS[state]} {state} {count:,}   ", COLOURS[state] if count else "bright_black")
         for state, count in chunks["counts"].items()
     ]
+    drawn.append(("\n", ""))
     cells = chunks["cells"]
     room = min(len(cells), 4 * width)
     for place in range(room):
         state = _state_of(cells[place * len(cells) // room : (place + 1) * len(cells) // room])
-        drawn.append((("" if place % width else "\n") + MARKS[state], COLOURS[state]))
+        drawn.append((MARKS[state] + ("" if (place + 1) % width else "\n"), COLOURS[state]))
     return drawn
 
 
