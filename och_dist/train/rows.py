@@ -63,47 +63,9 @@ class RowSource(Protocol):
 class ArrayRows:
     """The rows of a NumPy array, all one block."""
 
-    array: np.ndarray
+    array: Any
     where = "X"
     remedy = "leave them out or replace their values"
-
-    @property
-    def rows(self) -> int:
-        return len(self.array)
-
-    @property
-    def dim(self) -> int:
-        return int(self.array.shape[1])
-
-    def head(self, count: int) -> np.ndarray:
-        return self.array[:count]
-
-    def reduce(self, function: Callable[..., T], merge: Merge[T], *, shared: Any, name: str) -> T:
-        return function(self.array, 0, shared)
-
-    def scan(
-        self, function: Callable[..., tuple[T, np.ndarray]], merge: Merge[T], sample: np.ndarray, *, shared: Any
-    ) -> tuple[T, np.ndarray]:
-        return function(self.array, 0, shared)
-
-    def stored(self) -> np.ndarray:
-        return self.array
-
-    def dask(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-@dataclass(frozen=True)
-class DaskRows:
-    """The rows of a Dask array, in chunks of whole rows of known sizes, read where its own scheduler runs."""
-
-    array: da.Array
-    where = "X"
-    remedy = "leave them out or replace their values"
-
-    def __post_init__(self) -> None:
-        if 0 in self.array.shape:
-            raise BadInputError(f"X has shape {self.array.shape}; expected at least one row and one feature")
 
     @property
     def rows(self) -> int:
@@ -117,6 +79,29 @@ class DaskRows:
         return np.asarray(self.array[:count])
 
     def reduce(self, function: Callable[..., T], merge: Merge[T], *, shared: Any, name: str) -> T:
+        return function(self.array, 0, shared)
+
+    def scan(
+        self, function: Callable[..., tuple[T, np.ndarray]], merge: Merge[T], sample: np.ndarray, *, shared: Any
+    ) -> tuple[T, np.ndarray | da.Array]:
+        return function(self.array, 0, shared)
+
+    def stored(self) -> np.ndarray | da.Array:
+        return self.array
+
+    def dask(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@dataclass(frozen=True)
+class DaskRows(ArrayRows):
+    """The rows of a Dask array, in chunks of whole rows of known sizes, read where its own scheduler runs."""
+
+    def __post_init__(self) -> None:
+        if 0 in self.array.shape:
+            raise BadInputError(f"X has shape {self.array.shape}; expected at least one row and one feature")
+
+    def reduce(self, function: Callable[..., T], merge: Merge[T], *, shared: Any, name: str) -> T:
         return reduce_rows(function, self.array, merge, name=name, shared=shared)
 
     def scan(
@@ -127,12 +112,6 @@ class DaskRows:
         chosen = np.diff(np.searchsorted(sample, [*first_rows(sizes), self.rows]))
         blocks = zip(kept, chosen[np.flatnonzero(sizes)], strict=True)
         return found, _in_even_blocks([(block, int(size)) for block, size in blocks if size], self.dim)
-
-    def stored(self) -> da.Array:
-        return self.array
-
-    def dask(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 @dataclass(frozen=True)
