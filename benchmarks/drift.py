@@ -32,12 +32,14 @@ from och_dist.train.drift import (
     MAX_MARGIN_SHIFT,
     SAMPLE_ROWS,
     BitSample,
+    Shift,
     sample_block,
     shift_between,
 )
 from och_dist.train.rows import ArrayRows
 from och_dist.train.stage import make_hasher
 
+LIMIT = Shift(MAX_BALANCE_SHIFT, MAX_MARGIN_SHIFT)
 NIGHTS = (500, 1_000, 2_000, 8_000)
 CHANGED, QUERIES, NEAR_SHARE = 8_000, 500, 0.02
 
@@ -101,7 +103,7 @@ def false_alarms(hasher: Hasher, before: BitSample, rows: np.ndarray, nights: in
                 found.append(shift_between(before, sample_block(hasher, rows[np.sort(chosen)])))
             for values in ([shift.balance for shift in found], [shift.margin for shift in found]):
                 cells.append(f"{np.quantile(values, 0.99):.3f} / {max(values):.3f}")
-            alarms = sum(shift.exceeds(MAX_BALANCE_SHIFT, MAX_MARGIN_SHIFT) for shift in found)
+            alarms = sum(shift.exceeds(LIMIT) for shift in found)
             cells.append(f"{alarms} of {nights}")
         yield f"| {' | '.join(cells)} |"
 
@@ -117,7 +119,7 @@ def drifts(hasher: Hasher, before: BitSample, old: np.ndarray, new: np.ndarray, 
         shift = shift_between(before, sample_block(hasher, rows))
         kept = mean_precision(hasher, rows, bits)
         anew = mean_precision(trained(np.concatenate([old, rows]), bits), rows, bits)
-        alarm = "yes" if shift.exceeds(MAX_BALANCE_SHIFT, MAX_MARGIN_SHIFT) else "no"
+        alarm = "yes" if shift.exceeds(LIMIT) else "no"
         figures = (
             f"{shift.balance:.3f} | {shift.margin:.3f} | {alarm} | {kept:.3f} | {anew:.3f} | {1 - kept / anew:.1%}"
         )

@@ -79,7 +79,8 @@ STAGES = {
     "collect": Stage("ingest:collect", "Bring the new files of INBOX, a folder or a glob, into CORPUS."),
     "model": Stage(
         "train:renew",
-        "Keep the model of INDEX, or train one on CORPUS: if there is none yet, or if its new rows have drifted.",
+        "Keep the model of INDEX, or train one on CORPUS: if there is none yet, if it is not as asked for (what is not "
+        "given may be as it was), or if its new rows have drifted.",
     ),
     "check": Stage(
         "upkeep:check_jobs",

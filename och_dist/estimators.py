@@ -9,8 +9,10 @@ pool of rows come to this process. Dask is imported when the first Dask array ar
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -31,7 +33,29 @@ DTYPES = ("f2", "f4", "f8", "u1", "i1")
 
 
 class DaskAware(TransformerMixin, BaseEstimator, Hasher):
-    """Makes an estimator of a method: ``class OCH(DaskAware, och.OrdinalConstraintHashing)``, with its docstring."""
+    """Makes an estimator of a method: ``class OCH(DaskAware, och.OrdinalConstraintHashing): ...``.
+
+    Its documentation is that of the method, with what the method declares of its parameters.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__doc__ is None:
+            cls.__doc__ = cls._documentation()
+
+    @classmethod
+    def _documentation(cls) -> str:
+        """What the method says of itself and its parameters, and what it and its bases say of learned attributes."""
+        bases = [base for base in cls.__mro__ if issubclass(base, Hasher) and not issubclass(base, DaskAware)]
+        said = [inspect.cleandoc(str(base.__doc__)).partition("\n\nAttributes\n----------\n") for base in bases]
+        sentences = [
+            f"{name}\n{fill(p.option.sentence, 110, initial_indent='    ', subsequent_indent='    ')}"
+            for name, p in cls.parameters().items()
+            if p.option
+        ]
+        learned = [attributes for _, _, attributes in said if attributes]
+        heads = [said[0][0], "", "Parameters", "----------", *sentences, "", "Attributes", "----------"]
+        return "\n".join([*heads, *learned])
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -82,44 +106,34 @@ class DaskAware(TransformerMixin, BaseEstimator, Hasher):
             raise BadInputError(str(error)) from error
 
 
-class OCH(DaskAware, och.OrdinalConstraintHashing):
-    __doc__ = och.OrdinalConstraintHashing.__doc__
+class OCH(DaskAware, och.OrdinalConstraintHashing): ...
 
 
-class LSH(DaskAware, lsh.LocalitySensitiveHashing):
-    __doc__ = lsh.LocalitySensitiveHashing.__doc__
+class LSH(DaskAware, lsh.LocalitySensitiveHashing): ...
 
 
-class PCAFrame(DaskAware, pca_frame.RandomFrame):
-    __doc__ = pca_frame.RandomFrame.__doc__
+class PCAFrame(DaskAware, pca_frame.RandomFrame): ...
 
 
-class ITQ(DaskAware, itq.IterativeQuantization):
-    __doc__ = itq.IterativeQuantization.__doc__
+class ITQ(DaskAware, itq.IterativeQuantization): ...
 
 
-class IsoHash(DaskAware, isohash.IsotropicHashing):
-    __doc__ = isohash.IsotropicHashing.__doc__
+class IsoHash(DaskAware, isohash.IsotropicHashing): ...
 
 
-class AGH(DaskAware, agh.AnchorGraphHashing):
-    __doc__ = agh.AnchorGraphHashing.__doc__
+class AGH(DaskAware, agh.AnchorGraphHashing): ...
 
 
-class OEH(DaskAware, oeh.OrdinalEmbeddingHashing):
-    __doc__ = oeh.OrdinalEmbeddingHashing.__doc__
+class OEH(DaskAware, oeh.OrdinalEmbeddingHashing): ...
 
 
-class OCHPaper(DaskAware, och_paper.PrintedOrdinalConstraintHashing):
-    __doc__ = och_paper.PrintedOrdinalConstraintHashing.__doc__
+class OCHPaper(DaskAware, och_paper.PrintedOrdinalConstraintHashing): ...
 
 
-class SpH(DaskAware, sph.SphericalHashing):
-    __doc__ = sph.SphericalHashing.__doc__
+class SpH(DaskAware, sph.SphericalHashing): ...
 
 
-class SGH(DaskAware, sgh.ScalableGraphHashing):
-    __doc__ = sgh.ScalableGraphHashing.__doc__
+class SGH(DaskAware, sgh.ScalableGraphHashing): ...
 
 
 def _is_dask(X: Any) -> bool:

@@ -43,13 +43,19 @@ class Option:
     metavar: str | None = None
     at_least: float | None = None
     above: float | None = None
+    below: float | None = None
     at_most: float | None = None
     commas: bool = False
 
     @property
     def range(self) -> str:
         """'at least 1', 'a number above 0 and at most 1', or nothing."""
-        limits = {"at least": self.at_least, "a number above": self.above, "at most": self.at_most}
+        limits = {
+            "at least": self.at_least,
+            "a number above": self.above,
+            "below": self.below,
+            "at most": self.at_most,
+        }
         return " and ".join(f"{words} {limit}" for words, limit in limits.items() if limit is not None)
 
     def holds(self, value: Any) -> bool:
@@ -57,6 +63,7 @@ class Option:
         return bool(
             (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
             and (self.at_most is None or value <= self.at_most)
         )
 
@@ -85,10 +92,11 @@ class Declared:
 
     @classmethod
     def of(cls, name: str, annotation: Any, default: Any) -> Declared:
-        option = None
-        if get_origin(annotation) is Annotated:
-            annotation, option = get_args(annotation)[:2]
-        return cls(name, annotation, default, option)
+        kind, *others = _alternatives(annotation)  # of Annotated[int, Option(...)] | None
+        if get_origin(kind) is not Annotated:
+            return cls(name, annotation, default, None)
+        kind, option = get_args(kind)[:2]
+        return cls(name, Union[kind, *others] if others else kind, default, option)
 
     @property
     def required(self) -> bool:

@@ -25,7 +25,7 @@ from och_dist.store import (
     open_objects,
     version_numbers,
 )
-from och_dist.train import MIN_ROWS, SAMPLE_ROWS, make_hasher, other_parameters, sample_size
+from och_dist.train import MIN_ROWS, SAMPLE_ROWS, make_hasher, other_parameters, sample_size, training_request
 from och_dist.upkeep import gc
 
 
@@ -174,15 +174,12 @@ def _model(params: Params, outlook: Outlook) -> Facts:
     shape, current = outlook.shape(params["corpus"]), find_index(params["index"])
     if shape is None:
         return {"does": OPEN}
-    named = params["params"] or {}
-    asked = make_hasher(params["method"], params["bits"], params["seed"], named)
-    if current is not None:
-        model = current.load_model()
-        if not other_parameters(model, asked, named):
-            return _gate(shape.rows - current.rows, params, shape)
+    model = None if current is None else current.load_model()
+    if current is not None and model is not None and not other_parameters(model, params):
+        return _gate(shape.rows - current.rows, params, shape)
     outlook.new_model = True
     why = "there is no model yet" if current is None else "other parameters are asked for"
-    return {"does": f"train: {why}", **_training(params, shape)}
+    return {"does": f"train: {why}", **_training(training_request(model, params), shape)}
 
 
 def _gate(new: int, params: Params, shape: Shape) -> Facts:

@@ -7,16 +7,17 @@ two layers take r / 2 and divide each side once more, where that costs the graph
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy.linalg import eigh
 from scipy.sparse import csr_array
 
-from och_dist.errors import BadInputError, IntegrityError
+from och_dist.errors import BadInputError
 from och_dist.kernels.anchors import anchor_scores, anchor_shares, encode_anchors, nearest_anchors
-from och_dist.methods.base import Hasher, LearnedArray, Progress, TrainingData, is_integer
+from och_dist.methods.base import Hasher, LearnedArray, TrainingData, parameter, with_fixed_signs
 
 __all__ = ["AnchorGraphHashing", "divisions", "graph_vectors"]
 
@@ -37,9 +38,7 @@ def graph_vectors(mixtures: csr_array, n_vectors: int) -> tuple[np.ndarray, np.n
     values, vectors = eigh(roots[:, None] * (mixtures.T @ mixtures).toarray() * roots)
     usable = np.flatnonzero((values > _NOISE) & (values < 1.0 - _CONNECTED))[::-1][:n_vectors]
     values, vectors = values[usable], vectors[:, usable]
-    weights = np.sqrt(mixtures.shape[0] / values) * roots[:, None] * vectors
-    largest = weights[np.abs(weights).argmax(axis=0), np.arange(len(usable))]
-    return values, np.ascontiguousarray(weights * np.sign(largest))
+    return values, with_fixed_signs(np.sqrt(mixtures.shape[0] / values) * roots[:, None] * vectors)
 
 
 def divisions(mixtures: csr_array, scores: np.ndarray) -> np.ndarray:
@@ -62,84 +61,62 @@ def divisions(mixtures: csr_array, scores: np.ndarray) -> np.ndarray:
     return cuts
 
 
+@dataclass(eq=False, kw_only=True)
 class AnchorGraphHashing(Hasher):
     """Anchor Graph Hashing (Liu, Wang, Kumar and Chang 2011), with one or two layers.
 
-    Parameters
-    ----------
-    n_bits
-        Length of the code; less than the number of anchors with one layer, less than twice and even with two.
-    n_layers
-        1: one bit of each graph function; 2: two bits of half as many, smoother functions.
-    n_centres
-        Number of anchors, the k-means centres.
-    n_neighbours
-        Nearest anchors that a row is a mixture of: more connect the graph better, 2 to a tenth of the anchors.
-    random_state
-        Seed of the sample and of k-means; the rest is not random.
+    There are fewer bits than anchors with one layer, less than twice as many and an even number with two.
 
     Attributes
     ----------
     anchors_, bandwidth_, weights_, thresholds_
         Anchors (m, d) float32, bandwidth h^2 (1,), W (m, q) and second-layer thresholds (2, q) float64; q is the
         number of graph functions.
-    eigenvalues_, notes_
-        Smoothness of the functions (q,), 1 for a constant; what was reduced and why.
+    eigenvalues_
+        Smoothness of the functions (q,), 1 for a constant.
     """
 
     method: ClassVar[str] = "agh"
     reported: ClassVar[tuple[str, ...]] = ("n_anchors", "eigenvalues")
     arrays: ClassVar[dict[str, LearnedArray]] = {
         "anchors": LearnedArray(("m", "d")),
-        "bandwidth": LearnedArray(("one",), "float64"),
+        "bandwidth": LearnedArray(("one",), "float64", positive=True),
         "weights": LearnedArray(("m", "q"), "float64"),
         "thresholds": LearnedArray(("two", "q"), "float64"),
     }
 
-    anchors_: np.ndarray
-    bandwidth_: np.ndarray
-    weights_: np.ndarray
-    thresholds_: np.ndarray
-
-    def __init__(
-        self,
-        n_bits: int = 64,
-        *,
-        n_layers: Literal[1, 2] = 1,
-        n_centres: int = 300,
-        n_neighbours: int = 5,
-        random_state: Any = 0,
-    ) -> None:
-        self.n_bits = n_bits
-        self.n_layers = n_layers
-        self.n_centres = n_centres
-        self.n_neighbours = n_neighbours
-        self.random_state = random_state
+    n_layers: Literal[1, 2] = parameter(
+        1, "1: one bit of each graph function; 2: two bits of half as many, smoother functions."
+    )
+    n_centres: int = parameter(300, "Number of anchors, the k-means centres.", at_least=1)
+    n_neighbours: int = parameter(
+        5,
+        "Nearest anchors that a row is a mixture of: more connect the graph better, 2 to a tenth of the anchors.",
+        at_least=2,
+    )
 
     def centres_wanted(self) -> int:
-        """How many k-means centres are learned from."""
         return int(self.n_centres)
 
     def check_parameters(self) -> None:
         super().check_parameters()
-        if not is_integer(self.n_layers) or self.n_layers not in (1, 2):
-            self._refuse("n_layers", "1 or 2")
-        self._check_integers(n_neighbours=2)
         if self.n_layers == 2 and self.n_bits % 2:
             raise BadInputError(f"n_bits={self.n_bits} with n_layers=2; use an even number")
-        if not is_integer(self.n_centres) or self.n_centres <= self._n_functions():
+        if self.n_centres <= self._n_functions():
             raise BadInputError(
-                f"n_centres={self.n_centres!r} for n_bits={self.n_bits} with n_layers={self.n_layers}; "
+                f"n_centres={self.n_centres} for n_bits={self.n_bits} with n_layers={self.n_layers}; "
                 f"use an integer above {self._n_functions()}, or fewer bits"
             )
 
     def _n_functions(self) -> int:
         return int(self.n_bits) // int(self.n_layers)
 
-    def _learn(self, data: TrainingData, progress: Progress | None) -> None:
-        if data.centres is None or len(data.centres) == 0 or len(data.rows) == 0:
-            raise BadInputError("there are no centres or no training rows; pass at least one of each")
-        centres = np.ascontiguousarray(data.centres, dtype=np.float32)
+    def _sizes(self) -> dict[str, int]:
+        return {**super()._sizes(), "q": self._n_functions()}
+
+    def _learn(self, data: TrainingData) -> Iterable[float]:
+        data.require_rows()
+        centres = np.ascontiguousarray(data.required_centres(), dtype=np.float32)
         anchors, bandwidth, numbers, shares = self._mixtures(data.rows, centres)
         n, m, q = len(numbers), len(anchors), self._n_functions()
         starts = np.arange(n + 1) * numbers.shape[1]
@@ -159,6 +136,7 @@ class AnchorGraphHashing(Hasher):
         self.n_anchors_ = len(anchors)
         self.anchors_, self.bandwidth_ = anchors, np.array([bandwidth])
         self.weights_, self.thresholds_, self.eigenvalues_ = weights, thresholds, values
+        return ()
 
     def _mixtures(self, rows: np.ndarray, anchors: np.ndarray) -> tuple[np.ndarray, float, np.ndarray, np.ndarray]:
         """Anchors in use (m, d), bandwidth, and of the ``rows`` (n, d) anchor numbers and shares (n, s).
@@ -177,10 +155,8 @@ class AnchorGraphHashing(Hasher):
             if used.all():
                 break
             anchors = np.ascontiguousarray(anchors[used])
-        if len(anchors) < n_centres:
-            self.notes_.append(f"anchors reduced from {n_centres} to {len(anchors)}: no row is near the others")
-        if len(anchors) < self.n_neighbours:
-            self.notes_.append(f"n_neighbours reduced from {self.n_neighbours} to {len(anchors)}: no more anchors")
+        self._reduce("anchors", n_centres, len(anchors), "no row is near the others")
+        self._reduce("n_neighbours", int(self.n_neighbours), len(anchors), "no more anchors")
         return anchors, width, numbers, shares
 
     def encode_block(self, block: np.ndarray, *, first_row: int = 0) -> np.ndarray:
@@ -202,16 +178,3 @@ class AnchorGraphHashing(Hasher):
             return scores
         above, below = self.thresholds_
         return np.concatenate([scores, np.where(scores > 0, scores - above, below - scores)], axis=1)
-
-    @classmethod
-    def from_state(cls, params: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
-        """The fitted hasher of ``to_state``; anything unexpected is an IntegrityError."""
-        model = super().from_state(params, arrays)
-        q = model._n_functions()
-        found = model.bandwidth_.shape, model.thresholds_.shape
-        if found != ((1,), (2, q)) or not model.bandwidth_[0] > 0:
-            raise IntegrityError(
-                f"{cls.method} model has bandwidth {model.bandwidth_} and thresholds {found[1]}; expected one number "
-                f"above 0 and (2, {q}): train it again"
-            )
-        return model

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, ClassVar, NamedTuple, NoReturn, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
+from scipy.linalg import eigh
 from threadpoolctl import threadpool_limits
 
-from och_dist.errors import BadInputError, IntegrityError, UsageError
+from och_dist.errors import BadInputError, IntegrityError
+from och_dist.kernels.stiefel import residual
+from och_dist.options import Declared, Option
 
 __all__ = [
     "Hasher",
     "LearnedArray",
     "LinearHasher",
-    "Progress",
     "TrainingData",
-    "is_integer",
-    "is_number",
+    "axes_for_bits",
     "one_thread",
+    "parameter",
+    "principal_axes",
+    "row_blocks",
     "seed_of",
+    "with_fixed_signs",
 ]
 
 Progress = Callable[[int, float], None]
 Layout = tuple[str, tuple[int, ...]]
 
 MAX_BITS = 1 << 16
+
+# Variance below this share of the largest, times the dimension, is the rounding error of the moments.
+_NOISE = 16 * float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
@@ -55,29 +62,50 @@ class TrainingData:
         if len(self.rows) == 0:
             raise BadInputError("the training pool holds no rows; pass at least one")
 
+    def required_centres(self) -> np.ndarray:
+        """The centres of a method that cannot do without."""
+        if self.centres is None or len(self.centres) == 0:
+            raise BadInputError("no centres to learn from; pass at least one")
+        return self.centres
+
 
 class LearnedArray(NamedTuple):
-    """Shape and dtype of a learned array; letters are sizes: ``r`` bits, ``d`` features, others free."""
+    """Shape and dtype of a learned array, and whether all values are above 0.
+
+    Names are sizes: ``r`` bits, ``d`` features, ``one`` and ``two`` themselves, others free.
+    """
 
     shape: tuple[str, ...]
     dtype: str = "float32"
+    positive: bool = False
 
 
 def seed_of(random_state: Any) -> int:
     """A seed for ``np.random.default_rng`` from any ``random_state`` scikit-learn takes."""
-    if is_integer(random_state) and random_state >= 0:
+    if _is_integer(random_state) and random_state >= 0:
         return int(random_state)
     from sklearn.utils import check_random_state
 
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
+def parameter(default: Any, sentence: str, **limits: Any) -> Any:
+    """A field of a method: its default, what it means, and the range of a number."""
+    return field(default=default, metadata={"option": Option(sentence, **limits)})
+
+
+@dataclass(eq=False)
 class Hasher:
     """A method that maps vectors (n, d) to packed binary codes (n, ceil(n_bits / 8)).
 
-    A subclass names its ``method``, lists its learned arrays in ``arrays`` (attribute ``<name>_``), learns in
-    ``_learn`` and encodes in ``encode_block``. As with scikit-learn, ``__init__`` does nothing but store its
-    parameters, and what is learned has a name that ends in an underscore.
+    A subclass names its ``method``, declares its parameters as fields, lists its learned arrays in ``arrays``
+    (attribute ``<name>_``), learns in ``_learn`` and encodes in ``encode_block``. As with scikit-learn, parameters are
+    checked when something is learned, and what is learned has a name that ends in an underscore.
+
+    Attributes
+    ----------
+    notes_
+        What was reduced and why, and what is special about the data, one sentence each.
     """
 
     method: ClassVar[str]
@@ -87,14 +115,23 @@ class Hasher:
     added: ClassVar[dict[str, Any]] = {}
     """Parameters that older models do not name, with the values they were trained by."""
 
-    def __init__(self, n_bits: int = 64, *, random_state: Any = 0) -> None:
-        self.n_bits = n_bits
-        self.random_state = random_state
+    n_bits: int = parameter(64, "Length of the code.", at_least=1)
+    _: KW_ONLY
+    random_state: Any = parameter(0, "Seed of all that is drawn: the same rows and seed, the same model.")  # noqa: RUF009
+
+    @classmethod
+    def parameters(cls) -> dict[str, Declared]:
+        """The parameters by name: type, default, range and sentence."""
+        hints = get_type_hints(cls)
+        return {
+            item.name: Declared(item.name, hints[item.name], item.default, item.metadata["option"])
+            for item in fields(cls)
+        }
 
     @classmethod
     def param_names(cls) -> list[str]:
         """Names of the parameters, sorted."""
-        return sorted(set(inspect.signature(cls.__init__).parameters) - {"self"})
+        return sorted(item.name for item in fields(cls))
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name; ``deep`` is that of scikit-learn, there is nothing below."""
@@ -103,9 +140,6 @@ class Hasher:
     def plain_params(self) -> dict[str, Any]:
         """Parameters as JSON values."""
         return {name: _plain(value) for name, value in self.get_params(deep=False).items()}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.get_params().items())})"
 
     def centres_wanted(self) -> int:
         """How many k-means centres the method learns from; 0 for none."""
@@ -118,39 +152,39 @@ class Hasher:
         self.n_bits_ = int(self.n_bits)
         self.notes_ = list(data.notes)
         self.seed_ = seed_of(self.random_state)
+        self.loss_curve_: list[float] = []
         with one_thread():
-            self._learn(data, progress)
+            for step, loss in enumerate(self._learn(data)):
+                self.loss_curve_.append(loss)
+                if progress is not None:
+                    progress(step, loss)
         return self
 
-    def _learn(self, data: TrainingData, progress: Progress | None) -> None:
+    def _learn(self, data: TrainingData) -> Iterable[float]:
+        """Learn, and yield the loss of each step as it is made: nothing where there are no steps."""
         raise NotImplementedError
 
     def check_parameters(self) -> None:
-        """Refuse impossible settings; extended by methods with more of them."""
-        if not is_integer(self.n_bits) or self.n_bits < 1:
-            raise BadInputError(f"n_bits={self.n_bits!r}; use an integer of at least 1")
+        """Refuse impossible settings; extended by methods whose parameters depend on each other."""
+        for name, declared in self.parameters().items():
+            value = getattr(self, name)
+            if not _is_legal(value, declared.type, declared.option):
+                raise BadInputError(f"{name}={value!r}; use {_expected(declared)}")
         if self.n_bits > MAX_BITS:
             raise BadInputError(f"n_bits={self.n_bits}; use at most {MAX_BITS}")
 
-    def _check_integers(self, **least: int) -> None:
-        for name, minimum in least.items():
-            value = getattr(self, name)
-            if not is_integer(value) or value < minimum:
-                self._refuse(name, f"an integer of at least {minimum}")
+    def _reduce(self, name: str, wanted: int, found: int, why: str) -> int:
+        """The smaller of what is ``wanted`` of something and what is ``found``, which is noted."""
+        if found < wanted:
+            self.notes_.append(f"{name} reduced from {wanted} to {found}: {why}")
+        return min(wanted, found)
 
-    def _check_above_zero(self, *names: str, or_zero: bool = False) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if not is_number(value) or value < 0 or (value == 0 and not or_zero):
-                self._refuse(name, "a number of at least 0" if or_zero else "a number above 0")
-
-    def _check_choice(self, name: str, *choices: str) -> None:
-        if getattr(self, name) not in choices:
-            *others, last = map(repr, choices)
-            self._refuse(name, f"{', '.join(others)} or {last}")
-
-    def _refuse(self, name: str, expected: str) -> NoReturn:
-        raise BadInputError(f"{name}={getattr(self, name)!r}; use {expected}")
+    def _differ(self, scale: float) -> bool:
+        """Whether there is anything to learn from rows that differ by ``scale``; if not, it is noted."""
+        differ = scale > np.finfo(np.float32).tiny
+        if not differ:
+            self.notes_.append("all rows are equal: nothing to learn, all their codes are equal")
+        return bool(differ)
 
     def encode_block(self, block: np.ndarray, *, first_row: int = 0) -> np.ndarray:
         """Codes of one block (rows, d), packed in little bit order with pad bits 0, (rows, ceil(n_bits / 8)) uint8.
@@ -167,7 +201,7 @@ class Hasher:
         weights of the bits that differ. All are the same numbers for any batch and on any machine.
         """
         self.check_fitted()
-        # Imported here so that a method can be trained and inspected without compiling kernels.
+        # Imported here, as in the encoders below: Numba takes 60 MB of each process, also of one that only trains.
         from och_dist.kernels.asymmetric import whole_weights
 
         codes = self.encode_block(vectors)
@@ -179,10 +213,7 @@ class Hasher:
 
         Only for vectors that ``encode_block`` takes. The sign of a score within rounding errors of zero may differ.
         """
-        raise UsageError(
-            f"method {self.method} has no real-valued scores; expected one with a score behind each bit: "
-            "rank by Hamming distance instead"
-        )
+        raise NotImplementedError
 
     def check_fitted(self) -> None:
         """Raise scikit-learn's error before ``fit``."""
@@ -201,7 +232,7 @@ class Hasher:
         self.check_fitted()
         params = self.plain_params()
         params["n_bits"] = self.n_bits_
-        if not is_integer(self.random_state):
+        if not _is_integer(self.random_state):
             params["random_state"] = self.seed_
         return params, {name: getattr(self, f"{name}_") for name in self.arrays}, self.info()
 
@@ -209,9 +240,13 @@ class Hasher:
     def check_layout(cls, params: Mapping[str, Any], stated: Mapping[str, Layout]) -> None:
         """Compare the dtype and shape that a file states for each array with those of this method."""
         bits: Any = params.get("n_bits")
-        if not is_integer(bits) or bits < 1:
+        if not _is_integer(bits) or bits < 1:
             raise IntegrityError(f"{cls.method} model has n_bits={bits!r}; train it again")
         _check_layout(cls.method, stated, cls.arrays, {"r": int(bits)})
+
+    def _sizes(self) -> dict[str, int]:
+        """Sizes of learned arrays that the parameters decide."""
+        return {"r": int(self.n_bits)}
 
     @classmethod
     def from_state(cls, params: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
@@ -227,10 +262,12 @@ class Hasher:
         except (TypeError, ValueError) as error:
             raise IntegrityError(f"{cls.method} model has impossible parameters: {error}") from error
         layout = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
-        sizes = _check_layout(cls.method, layout, cls.arrays, {"r": int(model.n_bits)})
+        sizes = _check_layout(cls.method, layout, cls.arrays, model._sizes())
         for name, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise IntegrityError(f"array {name} of the {cls.method} model is not finite; train it again")
+            if cls.arrays[name].positive and not (array > 0).all():
+                raise IntegrityError(f"array {name} of the {cls.method} model is not above 0; train it again")
             setattr(model, f"{name}_", np.ascontiguousarray(array))
         model.n_features_in_ = sizes["d"]
         model.n_bits_ = int(model.n_bits)
@@ -242,7 +279,10 @@ class Hasher:
 class LinearHasher(Hasher):
     """bit = (x - mean) @ projection + offsets > 0.
 
-    Learned: ``mean_`` (d,), ``projection_`` (d, r), ``offsets_`` (r,), all float32.
+    Attributes
+    ----------
+    mean_, projection_, offsets_
+        The linear map, float32: (d,), (d, n_bits), (n_bits,).
     """
 
     arrays: ClassVar[dict[str, LearnedArray]] = {
@@ -256,7 +296,6 @@ class LinearHasher(Hasher):
     offsets_: np.ndarray
 
     def encode_block(self, block: np.ndarray, *, first_row: int = 0) -> np.ndarray:
-        # Imported here so that a method can be trained and inspected without compiling the encoder.
         from och_dist.kernels.project import encode_linear
 
         return encode_linear(block, self.mean_, self.projection_, self.offsets_, first_row=first_row)
@@ -267,8 +306,9 @@ class LinearHasher(Hasher):
 
         return linear_scores(vectors, self.mean_, self.projection_, self.offsets_)
 
-    def _set_linear(self, mean: np.ndarray, projection: np.ndarray, offsets: np.ndarray) -> None:
+    def _set_linear(self, mean: np.ndarray, projection: np.ndarray, offsets: np.ndarray | None = None) -> None:
         """Store the learned map in float32, refusing values that do not fit."""
+        offsets = np.zeros(projection.shape[1]) if offsets is None else offsets
         with np.errstate(over="ignore"):
             parts = [np.ascontiguousarray(part, dtype=np.float32) for part in (mean, projection, offsets)]
         if not all(np.isfinite(part).all() for part in parts):
@@ -276,17 +316,112 @@ class LinearHasher(Hasher):
         self.mean_, self.projection_, self.offsets_ = parts
 
 
+class RotatedAxes(LinearHasher):
+    """Projections on principal axes, and what is made of these: the rotation, or another matrix.
+
+    Attributes
+    ----------
+    components_, rotation_
+        Principal axes (p, d) and the matrix (p, n_bits) that follows, float64; ``projection_`` is their product.
+    manifold_residual_
+        Distance of ``rotation_`` from the matrices whose shorter side is orthonormal.
+    """
+
+    def _set_rotated(
+        self, mean: np.ndarray, axes: np.ndarray, rotation: np.ndarray, offsets: np.ndarray | None = None
+    ) -> None:
+        """Store the map onto ``axes`` (d, p) that a ``rotation`` (p, r) follows."""
+        self.components_, self.rotation_ = np.ascontiguousarray(axes.T), rotation
+        self.manifold_residual_ = residual(rotation)
+        self._set_linear(mean, axes @ rotation, offsets)
+
+
+def principal_axes(data: TrainingData, n_components: int) -> tuple[np.ndarray, np.ndarray]:
+    """Leading eigenvalues (p,) and axes (d, p) of the covariance, at most its rank, at least one.
+
+    Without any variance the one axis is the first coordinate, with eigenvalue 0.
+    """
+    d = data.covariance.shape[0]
+    p = min(n_components, d)
+    values, axes = eigh(data.covariance, subset_by_index=(d - p, d - 1))
+    values, axes = values[::-1], axes[:, ::-1]
+    noise = np.finfo(np.float64).eps * d * max(values[0], 0.0)
+    rank = int((values > noise).sum())
+    if rank == 0:
+        return np.zeros(1), np.eye(d, 1)
+    return values[:rank], with_fixed_signs(axes[:, :rank])
+
+
+def axes_for_bits(data: TrainingData, n_bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """Variances (n_bits,) and principal axes (d, n_bits), one for each bit, or a refusal when there are fewer."""
+    values, axes = principal_axes(data, n_bits)
+    least = max(_NOISE * len(data.mean) * values[0], float(np.finfo(np.float32).tiny) ** 2)
+    found = int((values > least).sum())
+    if found < n_bits:
+        raise BadInputError(
+            f"n_bits={n_bits}; the training rows (n_samples={data.count}, n_features={len(data.mean)}) vary along "
+            f"{found} axes and each bit needs one: use fewer bits, or a method without this limit such as lsh"
+        )
+    return values, axes
+
+
+def with_fixed_signs(vectors: np.ndarray) -> np.ndarray:
+    """Eigenvectors (d, q), whose signs are arbitrary, so that the largest entry of each is positive."""
+    largest = vectors[np.abs(vectors).argmax(axis=0), np.arange(vectors.shape[1])]
+    return np.ascontiguousarray(vectors * np.sign(largest))
+
+
+def row_blocks(n: int, size: int) -> list[slice]:
+    """``n`` rows as blocks of ``size``, which bound the memory of temporaries."""
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+
 def one_thread() -> threadpool_limits:
     """Sums split among threads depend on their number; a model must depend on the seed and the data only."""
     return threadpool_limits(limits=1)
 
 
-def is_integer(value: Any) -> bool:
+def _is_legal(value: Any, kind: Any, option: Option | None) -> bool:
+    """Whether a parameter declared as ``kind`` may have a value; numbers may be those of NumPy."""
+    choices, origin = get_args(kind), get_origin(kind)
+    if kind is Any or option is None:
+        return True
+    if origin is Literal:
+        return (isinstance(value, str) or _is_integer(value)) and value in choices
+    if origin is tuple:
+        return (
+            isinstance(value, (tuple, list))
+            and len(value) == len(choices)
+            and all(_is_legal(item, choice, option) for item, choice in zip(value, choices, strict=True))
+        )
+    if choices:
+        return value is None or _is_legal(value, choices[0], option)
+    if kind is bool:
+        return isinstance(value, (bool, np.bool_))
+    return (_is_integer(value) if kind is int else _is_number(value)) and option.holds(value)
+
+
+def _expected(declared: Declared) -> str:
+    """What a parameter should be, in words."""
+    if declared.choices:
+        *others, last = map(repr, declared.choices)
+        return f"{', '.join(others)} or {last}"
+    within = declared.option.range if declared.option else ""
+    if declared.kind is bool:
+        return "True or False"
+    if declared.kind is int:
+        return f"an integer of {within}"
+    if get_origin(declared.kind) is tuple:
+        return within.replace("a number", "two numbers")
+    return within if within.startswith("a number") else f"a number of {within}"
+
+
+def _is_integer(value: Any) -> bool:
     """An integer of Python or NumPy, but no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     """A finite number of Python or NumPy, but no truth value."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -305,10 +440,10 @@ def _plain(value: Any) -> Any:
 def _check_layout(
     method: str, stated: Mapping[str, Layout], specs: Mapping[str, LearnedArray], sizes: dict[str, int]
 ) -> dict[str, int]:
-    """Check names, dtypes and shapes; returns the size behind each letter."""
+    """Check names, dtypes and shapes; returns the size behind each name."""
     if set(stated) != set(specs):
         raise IntegrityError(f"{method} model has arrays {sorted(stated)}; expected {sorted(specs)}")
-    sizes = dict(sizes)
+    sizes = {"one": 1, "two": 2, **sizes}
     for name, spec in specs.items():
         dtype, shape = stated[name]
         if np.dtype(dtype) != np.dtype(spec.dtype) or len(shape) != len(spec.shape):

@@ -8,19 +8,17 @@ solution depends, and works in units of a.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from och_dist.kernels.stiefel import polar, residual
-from och_dist.methods.base import LinearHasher, Progress, TrainingData
-from och_dist.methods.itq import axes_for_bits
+from och_dist.kernels.stiefel import polar
+from och_dist.methods.base import RotatedAxes, TrainingData, axes_for_bits, parameter
 
 __all__ = ["IsotropicHashing"]
-
-Solver = Literal["lift-projection", "gradient-flow", "givens"]
 
 # A step of the flow: its sufficient decrease, how often it may be halved, and how it grows when it succeeds.
 _ARMIJO = 1e-4
@@ -28,83 +26,52 @@ _HALVINGS = 40
 _GROWTH = 1.5
 
 
-class IsotropicHashing(LinearHasher):
-    """Isotropic hashing.
-
-    Parameters
-    ----------
-    n_bits
-        Length of the code, at most the number of axes along which the rows vary.
-    solver
-        "lift-projection": alternate between matrices of equal diagonal and matrices with the given spectrum;
-        "gradient-flow": descend the squared deviation of the diagonal along the orthogonal group; "givens": one
-        step of up to ``n_bits`` - 1 plane rotations, each of which settles one bit exactly.
-    max_iter
-        Most steps of the solver; what they leave is finished with plane rotations.
-    tol
-        Relative deviation of a bit's variance from the mean variance below which nothing is left to do.
-    random_state
-        Seed of the first rotation.
+@dataclass(eq=False, kw_only=True)
+class IsotropicHashing(RotatedAxes):
+    """Isotropic hashing, of at most as many bits as there are axes along which the rows vary.
 
     Attributes
     ----------
-    mean_, projection_, offsets_
-        The linear map, float32: (d,), (d, n_bits), (n_bits,) zeros.
-    components_, rotation_
-        Principal axes (n_bits, d) and the rotation Q (n_bits, n_bits), float64; ``projection_`` is their product.
     loss_curve_, n_iter_
         Largest relative deviation after each step, and the number of steps.
-    deviation_, manifold_residual_, notes_
-        Largest relative deviation of the result, distance of Q from orthogonality, how it was finished.
+    deviation_
+        Largest relative deviation of the result.
     """
 
     method: ClassVar[str] = "isohash"
     reported: ClassVar[tuple[str, ...]] = ("n_iter", "loss_curve", "deviation", "manifold_residual")
 
-    def __init__(
-        self,
-        n_bits: int = 64,
-        *,
-        solver: Solver = "lift-projection",
-        max_iter: int = 500,
-        tol: float = 1e-6,
-        random_state: Any = 0,
-    ) -> None:
-        self.n_bits = n_bits
-        self.solver = solver
-        self.max_iter = max_iter
-        self.tol = tol
-        self.random_state = random_state
+    solver: Literal["lift-projection", "gradient-flow", "givens"] = parameter(
+        "lift-projection",
+        '"lift-projection": alternate between matrices of equal diagonal and matrices with the given spectrum; '
+        '"gradient-flow": descend the squared deviation of the diagonal along the orthogonal group; "givens": one '
+        "step of up to ``n_bits`` - 1 plane rotations, each of which settles one bit exactly.",
+    )
+    max_iter: int = parameter(
+        500, "Most steps of the solver; what they leave is finished with plane rotations.", at_least=0
+    )
+    tol: float = parameter(
+        1e-6, "Relative deviation of a bit's variance from the mean one below which nothing is left to do.", above=0
+    )
 
-    def check_parameters(self) -> None:
-        super().check_parameters()
-        self._check_choice("solver", "lift-projection", "gradient-flow", "givens")
-        self._check_integers(max_iter=0)
-        self._check_above_zero("tol")
-
-    def _learn(self, data: TrainingData, progress: Progress | None) -> None:
+    def _learn(self, data: TrainingData) -> Iterable[float]:
         r = int(self.n_bits)
         variances, axes = axes_for_bits(data, r)
         spectrum = variances / variances.mean()
         start = polar(np.random.default_rng(self.seed_).normal(size=(r, r)))
-        self.rotation_ = self._solve(spectrum, start, progress)
+        rotation = yield from self._solve(spectrum, start)
         self.n_iter_ = len(self.loss_curve_)
-        self.deviation_ = _deviation(_rotated(spectrum, self.rotation_))
-        self.components_ = np.ascontiguousarray(axes.T)
-        self.manifold_residual_ = residual(self.rotation_)
-        self._set_linear(data.mean, axes @ self.rotation_, np.zeros(r))
+        self.deviation_ = _deviation(_rotated(spectrum, rotation))
+        self._set_rotated(data.mean, axes, rotation)
 
-    def _solve(self, spectrum: np.ndarray, rotation: np.ndarray, progress: Progress | None) -> np.ndarray:
+    def _solve(self, spectrum: np.ndarray, rotation: np.ndarray) -> Generator[float, None, np.ndarray]:
         """Q (r, r) with diag(Q^T diag(spectrum) Q) = 1, from the start ``rotation``."""
-        self.loss_curve_: list[float] = []
         steps = {"lift-projection": _lift_and_project, "gradient-flow": _flow, "givens": _settle}[self.solver]
         deviation = _deviation(_rotated(spectrum, rotation))
         rounds = self.max_iter if deviation >= self.tol else 0
-        for step, point in enumerate(islice(steps(spectrum, rotation), rounds)):
+        for point in islice(steps(spectrum, rotation), rounds):
             rotation, deviation = point
-            self.loss_curve_.append(deviation)
-            if progress is not None:
-                progress(step, deviation)
+            yield deviation
             if deviation < self.tol:
                 break
         if deviation < self.tol:

@@ -7,38 +7,24 @@ are centred first: an angle about a far-away origin tells little.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 import numpy as np
 
-from och_dist.methods.base import LinearHasher, Progress, TrainingData
+from och_dist.methods.base import LinearHasher, TrainingData
 
 __all__ = ["LocalitySensitiveHashing"]
 
 
 class LocalitySensitiveHashing(LinearHasher):
-    """Signs of random projections of the centred rows.
-
-    Parameters
-    ----------
-    n_bits
-        Length of the code, of any size.
-    random_state
-        Seed of the directions.
-
-    Attributes
-    ----------
-    mean_, projection_, offsets_
-        The linear map, float32: (d,), (d, n_bits) normal deviates, (n_bits,) zeros.
-    notes_
-        What is special about the data, one sentence each.
-    """
+    """Signs of random projections of the centred rows."""
 
     method: ClassVar[str] = "lsh"
 
-    def _learn(self, data: TrainingData, progress: Progress | None) -> None:
-        r = int(self.n_bits)
+    def _learn(self, data: TrainingData) -> Iterable[float]:
         if not np.diag(data.covariance).any():
             self.notes_.append("all rows are equal: all their codes are equal")
-        directions = np.random.default_rng(self.seed_).normal(size=(len(data.mean), r))
-        self._set_linear(data.mean, directions, np.zeros(r))
+        directions = np.random.default_rng(self.seed_).normal(size=(len(data.mean), int(self.n_bits)))
+        self._set_linear(data.mean, directions)
+        return ()

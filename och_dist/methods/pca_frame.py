@@ -6,53 +6,65 @@ What OCH gains over this control is what its training is worth.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
-from och_dist.methods.base import LinearHasher, Progress, TrainingData
-from och_dist.methods.och import OrdinalConstraintHashing
+import numpy as np
 
-__all__ = ["RandomFrame"]
+from och_dist.kernels.stiefel import polar
+from och_dist.methods.base import RotatedAxes, TrainingData, parameter, principal_axes
+
+__all__ = ["RandomFrame", "Start", "default_components"]
+
+_COMPONENTS = ((32, 20), (64, 24), (128, 32), (256, 40), (512, 48))
+_MOST_COMPONENTS = 64
 
 
-class RandomFrame(LinearHasher):
+def default_components(n_bits: int) -> int:
+    """Principal axes that suit a code length: too many fit noise, too few lose order."""
+    return next((p for bits, p in _COMPONENTS if n_bits <= bits), _MOST_COMPONENTS)
+
+
+class Start(NamedTuple):
+    """A random frame (p, r), the variances (q,) and axes (d, q) of the rows, q >= p, and the rms of a projection on
+    the frame: in its units a gain and a step mean the same for any data."""
+
+    frame: np.ndarray
+    variances: np.ndarray
+    axes: np.ndarray
+    scale: float
+
+
+@dataclass(eq=False, kw_only=True)
+class RandomFrame(RotatedAxes):
     """Signs of a random tight frame on the leading principal axes, the model of ``OCH(max_iter=0)``.
-
-    Parameters
-    ----------
-    n_bits
-        Length of the code, of any size.
-    n_components
-        Principal axes kept; None chooses by the code length, 20 (up to 32 bits) to 64 (1,024 bits).
-    random_state
-        Seed of the frame.
 
     Attributes
     ----------
-    mean_, projection_, offsets_
-        The linear map, float32: (d,), (d, n_bits), (n_bits,) zeros.
-    components_, rotation_
-        Principal axes (p, d) and the frame (p, n_bits), float64; ``projection_`` is their product.
-    n_components_, manifold_residual_, notes_
-        Axes used, distance of the frame from a tight one, what was reduced and why.
+    n_components_
+        Principal axes used.
     """
 
     method: ClassVar[str] = "pca-frame"
     reported: ClassVar[tuple[str, ...]] = ("n_components", "manifold_residual")
 
-    def __init__(self, n_bits: int = 64, *, n_components: int | None = None, random_state: Any = 0) -> None:
-        self.n_bits = n_bits
-        self.n_components = n_components
-        self.random_state = random_state
+    n_components: int | None = parameter(
+        None, "Principal axes kept; None: by the code length, 20 (up to 32 bits) to 64 (1,024 bits).", at_least=1
+    )
 
-    def check_parameters(self) -> None:
-        self._untrained(0).check_parameters()
+    def _learn(self, data: TrainingData) -> Iterable[float]:
+        start = self._start(data, np.random.default_rng(self.seed_))
+        self.n_components_ = len(start.frame)
+        self._differ(start.scale)
+        self._set_rotated(data.mean, start.axes[:, : self.n_components_], start.frame)
+        return ()
 
-    def _untrained(self, seed: int) -> OrdinalConstraintHashing:
-        return OrdinalConstraintHashing(self.n_bits, n_components=self.n_components, max_iter=0, random_state=seed)
-
-    def _learn(self, data: TrainingData, progress: Progress | None) -> None:
-        frame = self._untrained(self.seed_).fit_training(data)
-        self.notes_ = frame.notes_
-        self.components_, self.rotation_ = frame.components_, frame.rotation_
-        self.n_components_, self.manifold_residual_ = frame.n_components_, frame.manifold_residual_
-        self.mean_, self.projection_, self.offsets_ = frame.mean_, frame.projection_, frame.offsets_
+    def _start(self, data: TrainingData, rng: np.random.Generator) -> Start:
+        data.require_rows()
+        r, wanted = int(self.n_bits), int(self.n_components or default_components(self.n_bits))
+        variances, axes = principal_axes(data, max(wanted, _MOST_COMPONENTS))
+        p = self._reduce("n_components", wanted, len(variances), "the rows vary along no more axes")
+        frame = polar(rng.normal(size=(p, r)))
+        return Start(frame, variances, axes, math.sqrt(variances[:p].sum() / max(p, r)))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
-
-import numpy as np
 
 from och_dist.errors import UsageError
 from och_dist.methods.base import Hasher
 
-__all__ = ["METHODS", "get_method", "model_from_state"]
+__all__ = ["METHODS", "get_method"]
 
 METHODS = {
     "och": "OrdinalConstraintHashing",
@@ -34,8 +30,3 @@ def get_method(name: str) -> type[Hasher]:
         raise UsageError(f"unknown method {name!r}; use one of {', '.join(METHODS)}")
     found: type[Hasher] = getattr(import_module(f"och_dist.methods.{name.replace('-', '_')}"), METHODS[name])
     return found
-
-
-def model_from_state(method: str, params: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Hasher:
-    """A fitted hasher from what its ``to_state`` gave."""
-    return get_method(method).from_state(params, arrays)

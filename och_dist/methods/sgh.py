@@ -9,14 +9,16 @@ graph, and then once more each.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, ClassVar, NoReturn, Self
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, NoReturn
 
 import numpy as np
 from scipy.linalg import cholesky, eigh, eigvalsh, solve_triangular
 
-from och_dist.errors import BadInputError, IntegrityError
-from och_dist.methods.base import Hasher, LearnedArray, Progress, TrainingData
+from och_dist.errors import BadInputError
+from och_dist.kernels.gaussian import GaussianFeatures, encode_gaussian, gaussian_scores
+from och_dist.methods.base import Hasher, LearnedArray, TrainingData, parameter, row_blocks, with_fixed_signs
 
 __all__ = ["ScalableGraphHashing", "graph_factor"]
 
@@ -25,28 +27,18 @@ _RIDGE = 1e-6
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
+@dataclass(eq=False, kw_only=True)
 class ScalableGraphHashing(Hasher):
-    """Scalable Graph Hashing.
-
-    Parameters
-    ----------
-    n_bits
-        Length of the code; at most the number of bases, and the rank of the kernel features.
-    n_bases
-        Training rows, drawn at random, whose Gaussian kernels are the features.
-    n_sweeps
-        How often all bits are learned again, in random order, after they were learned one by one.
-    random_state
-        Seed of the bases and of the order of bits.
+    """Scalable Graph Hashing, of at most as many bits as there are bases, and as the kernel features' rank.
 
     Attributes
     ----------
     mean_, bases_, bandwidth_, bias_, weights_
         The model: (d,) and (m, d) float32, (1,), (m,) and (m, n_bits) float64. ``bandwidth_`` is the mean squared
         distance of training rows to bases, ``bias_`` the mean of each kernel.
-    n_iter_, loss_curve_, eigenvalue_curve_, notes_
+    n_iter_, loss_curve_, eigenvalue_curve_
         Eigenproblems solved, share of the graph (squared, as the features see it) that is left after each, their
-        largest eigenvalues, what was reduced and why.
+        largest eigenvalues.
     """
 
     method: ClassVar[str] = "sgh"
@@ -54,66 +46,52 @@ class ScalableGraphHashing(Hasher):
     arrays: ClassVar[dict[str, LearnedArray]] = {
         "mean": LearnedArray(("d",)),
         "bases": LearnedArray(("m", "d")),
-        "bandwidth": LearnedArray(("one",), "float64"),
+        "bandwidth": LearnedArray(("one",), "float64", positive=True),
         "bias": LearnedArray(("m",), "float64"),
         "weights": LearnedArray(("m", "r"), "float64"),
     }
 
-    mean_: np.ndarray
-    bases_: np.ndarray
-    bandwidth_: np.ndarray
-    bias_: np.ndarray
-    weights_: np.ndarray
-
-    def __init__(self, n_bits: int = 64, *, n_bases: int = 300, n_sweeps: int = 1, random_state: Any = 0) -> None:
-        self.n_bits = n_bits
-        self.n_bases = n_bases
-        self.n_sweeps = n_sweeps
-        self.random_state = random_state
+    n_bases: int = parameter(
+        300, "Training rows, drawn at random, whose Gaussian kernels are the features.", at_least=1
+    )
+    n_sweeps: int = parameter(
+        1, "How often all bits are learned again, in random order, after they were learned one by one.", at_least=0
+    )
 
     def check_parameters(self) -> None:
         super().check_parameters()
-        self._check_integers(n_bases=1, n_sweeps=0)
         if self.n_bits > self.n_bases:
             raise BadInputError(f"n_bits={self.n_bits} with n_bases={self.n_bases}; use at least one base for each bit")
 
     def encode_block(self, block: np.ndarray, *, first_row: int = 0) -> np.ndarray:
-        # Imported here so that a method can be inspected without compiling the encoder.
-        from och_dist.kernels.gaussian import encode_gaussian
-
         model = self.mean_, self.bases_, float(self.bandwidth_[0]), self.bias_, self.weights_
         return encode_gaussian(block, *model, first_row=first_row)
 
     def query_scores(self, vectors: np.ndarray) -> np.ndarray:
         """(q, n_bits) float64: the weighted sums of kernel features whose signs are the bits."""
-        from och_dist.kernels.gaussian import gaussian_scores
-
         model = self.mean_, self.bases_, float(self.bandwidth_[0]), self.bias_, self.weights_
         return gaussian_scores(vectors, *model)
 
-    def _learn(self, data: TrainingData, progress: Progress | None) -> None:
+    def _learn(self, data: TrainingData) -> Iterable[float]:
         data.require_rows()
         rng = np.random.default_rng(self.seed_)
         self.mean_ = data.mean.astype(np.float32)
         unit = _unit_rows(data.rows, self.mean_)
         self._draw_bases(unit, rng)
         features, graph = self._features(data.rows, unit)
-        whitening = self._whitening(features, data)
-        bits = _Bits(features, graph, whitening, int(self.n_bits), progress)
-        for bit in range(int(self.n_bits)):
-            bits.learn(bit)
-        for _ in range(int(self.n_sweeps)):
-            for bit in rng.permutation(int(self.n_bits)):
-                bits.learn(int(bit))
+        bits = _Bits(features, graph, self._whitening(features, data), int(self.n_bits))
+        self.eigenvalue_curve_: list[float] = []
+        sweeps = [np.arange(int(self.n_bits)), *(rng.permutation(int(self.n_bits)) for _ in range(int(self.n_sweeps)))]
+        for bit in np.concatenate(sweeps):
+            loss, eigenvalue = bits.learn(int(bit))
+            self.eigenvalue_curve_.append(eigenvalue)
+            yield loss
         self.weights_ = np.ascontiguousarray(bits.weights)
-        self.loss_curve_, self.eigenvalue_curve_ = bits.losses, bits.eigenvalues
         self.n_iter_ = len(self.loss_curve_)
 
     def _draw_bases(self, unit: np.ndarray, rng: np.random.Generator) -> None:
         n = len(unit)
-        n_bases = min(int(self.n_bases), n)
-        if n_bases < self.n_bases:
-            self.notes_.append(f"n_bases reduced from {self.n_bases} to {n_bases}: no more rows")
+        n_bases = self._reduce("n_bases", int(self.n_bases), n, "no more rows")
         self.bases_ = unit[rng.choice(n, n_bases, replace=False)]
         # The mean of |x - b|^2 over all rows x and bases b, without forming them.
         centre, base_centre = unit.mean(axis=0, dtype=np.float64), self.bases_.mean(axis=0, dtype=np.float64)
@@ -126,14 +104,12 @@ class ScalableGraphHashing(Hasher):
 
         The features sum to zero over the rows, so that the constant columns of P and Q cannot add to the graph.
         """
-        from och_dist.kernels.gaussian import GaussianFeatures
-
         n_bases = len(self.bases_)
         if not self.bandwidth_[0] > 1e-12:
             self._refuse_rank(0, rows)
         kernels = GaussianFeatures(self.mean_, self.bases_, float(self.bandwidth_[0]), np.zeros(n_bases))
         features = np.empty((len(rows), n_bases))
-        for step in _steps(len(rows)):
+        for step in row_blocks(len(rows), _BLOCK_ROWS):
             centred, squared = kernels.centred(rows[step])
             if not np.isfinite(squared).all():
                 raise BadInputError("rows lie beyond the range of float32 from their mean; rescale the vectors")
@@ -141,7 +117,7 @@ class ScalableGraphHashing(Hasher):
         self.bias_ = features.mean(axis=0)
         features -= self.bias_
         graph = np.zeros((n_bases, unit.shape[1] + 1))
-        for step in _steps(len(rows)):
+        for step in row_blocks(len(rows), _BLOCK_ROWS):
             graph += features[step].T @ graph_factor(unit[step])
         return features, graph
 
@@ -164,46 +140,29 @@ class ScalableGraphHashing(Hasher):
             f"have rank {rank}; use no more bits than that, or rows that differ more"
         )
 
-    @classmethod
-    def from_state(cls, params: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
-        """The fitted hasher of :meth:`to_state`; anything unexpected is an IntegrityError."""
-        model = super().from_state(params, arrays)
-        if model.bandwidth_.shape != (1,) or not model.bandwidth_[0] > 0:
-            raise IntegrityError(f"bandwidth of the sgh model is {model.bandwidth_}; expected one positive number")
-        return model
-
 
 class _Bits:
     """Learns bits from the part of the graph that the others leave, in coordinates where K^T K is the identity."""
 
-    def __init__(
-        self, features: np.ndarray, graph: np.ndarray, whitening: np.ndarray, n_bits: int, progress: Progress | None
-    ) -> None:
-        self.features, self.whitening, self.progress = features, whitening, progress
+    def __init__(self, features: np.ndarray, graph: np.ndarray, whitening: np.ndarray, n_bits: int) -> None:
+        self.features, self.whitening = features, whitening
         factor = self._whitened(graph)
         self.rest = n_bits * (factor @ factor.T)
         self.whole = float(np.square(self.rest).sum())
         self.weights = np.zeros((features.shape[1], n_bits))
         self.images = np.zeros((features.shape[1], n_bits))
-        self.losses: list[float] = []
-        self.eigenvalues: list[float] = []
 
-    def learn(self, bit: int) -> None:
-        """Learn ``bit``, again if it was learned before."""
+    def learn(self, bit: int) -> tuple[float, float]:
+        """Learn ``bit``, again if it was learned before; the share of the graph that is left, and the eigenvalue."""
         self._add(self.images[:, bit], 1.0)
         last = len(self.rest) - 1
         (value,), vectors = eigh(self.rest, subset_by_index=(last, last))
-        weights = solve_triangular(self.whitening, vectors[:, 0])
-        # The sign of an eigenvector is arbitrary: its largest entry is made positive.
-        weights *= np.sign(weights[np.abs(weights).argmax()])
+        weights = with_fixed_signs(solve_triangular(self.whitening, vectors))[:, 0]
         self.weights[:, bit] = weights
         self.images[:, bit] = self._whitened(_signed_sum(self.features, weights))
         self._add(self.images[:, bit], -1.0)
         left = float(np.square(self.rest).sum())
-        self.losses.append(left / self.whole if self.whole > 0 else 0.0)
-        self.eigenvalues.append(float(value))
-        if self.progress is not None:
-            self.progress(len(self.losses) - 1, self.losses[-1])
+        return left / self.whole if self.whole > 0 else 0.0, float(value)
 
     def _add(self, image: np.ndarray, weight: float) -> None:
         self.rest += weight * np.outer(image, image)
@@ -226,7 +185,7 @@ def graph_factor(unit: np.ndarray) -> np.ndarray:
 def _unit_rows(rows: np.ndarray, mean: np.ndarray) -> np.ndarray:
     """(n, d) float32: ``rows`` (n, d) minus ``mean`` (d,) at length 1; rows at the mean stay zero."""
     unit = np.empty(rows.shape, dtype=np.float32)
-    for step in _steps(len(rows)):
+    for step in row_blocks(len(rows), _BLOCK_ROWS):
         centred = rows[step].astype(np.float64) - mean
         norms = np.sqrt(np.einsum("ij,ij->i", centred, centred))[:, None]
         unit[step] = centred / np.where(norms > 0, norms, 1.0)
@@ -236,11 +195,7 @@ def _unit_rows(rows: np.ndarray, mean: np.ndarray) -> np.ndarray:
 def _signed_sum(features: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """(m,): K^T sign(K w) for the features K (n, m), where the sign of 0 is -1 as in a code."""
     total = np.zeros(features.shape[1])
-    for step in _steps(len(features)):
+    for step in row_blocks(len(features), _BLOCK_ROWS):
         block = features[step]
         total += np.where(block @ weights > 0, 1.0, -1.0) @ block
     return total
-
-
-def _steps(n: int) -> list[slice]:
-    return [slice(start, start + _BLOCK_ROWS) for start in range(0, n, _BLOCK_ROWS)]

@@ -18,7 +18,7 @@ import numpy as np
 
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.methods.base import Hasher
-from och_dist.methods.registry import METHODS, get_method, model_from_state
+from och_dist.methods.registry import METHODS, get_method
 from och_dist.store.manifest import canonical, read_document, seal, sha256, unseal
 from och_dist.store.objects import Objects, open_objects
 
@@ -119,11 +119,12 @@ def load_model(objects: Objects, address: str) -> Model:
     if method not in METHODS:
         raise BadInputError(f"{where} is of method {method!r}; this version knows {', '.join(METHODS)}")
     stated = {name: _stated(address, name, entry) for name, entry in listed.items()}
-    get_method(method).check_layout(params, stated)  # before anything is read or allocated
+    hashing = get_method(method)
+    hashing.check_layout(params, stated)  # before anything is read or allocated
     arrays = {name: _load_array(objects, address, name, stated[name], listed[name]["sha256"]) for name in stated}
     data = read_document(objects, f"{address}/provenance.json")
     provenance = {} if data is None else unseal(data, f"{where}, provenance.json")
-    return Model(address, method, params, model_from_state(method, params, arrays), provenance)
+    return Model(address, method, params, hashing.from_state(params, arrays), provenance)
 
 
 def _stated(address: str, name: str, entry: dict[str, Any]) -> tuple[str, tuple[int, ...]]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from och_dist.train.data import sample_size, training_data
-from och_dist.train.drift import MIN_ROWS, SAMPLE_ROWS
-from och_dist.train.drift_gate import other_parameters, renew
+from och_dist.train.drift import MIN_ROWS, SAMPLE_ROWS, other_parameters, renew, training_request
 from och_dist.train.rows import ArrayRows, DaskRows
 from och_dist.train.stage import make_hasher, train
 
@@ -19,4 +18,5 @@ __all__ = [
     "sample_size",
     "train",
     "training_data",
+    "training_request",
 ]

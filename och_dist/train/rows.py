@@ -115,41 +115,9 @@ def fold_rows(
 class ArrayRows:
     """The rows of a NumPy array."""
 
-    array: np.ndarray
+    array: Any
     where = "X"
     remedy = "leave them out or replace their values"
-
-    @property
-    def rows(self) -> int:
-        return len(self.array)
-
-    @property
-    def dim(self) -> int:
-        return int(self.array.shape[1])
-
-    def take(self, numbers: np.ndarray) -> np.ndarray:
-        doubts, rows = take_block(self.array, 0, numbers)
-        doubts.check(self)
-        return rows
-
-    def stored(self) -> np.ndarray:
-        return self.array
-
-    def dask(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
-@dataclass(frozen=True)
-class DaskRows:
-    """The rows of a Dask array, in chunks of whole rows of known sizes, read where its own scheduler runs."""
-
-    array: da.Array
-    where = "X"
-    remedy = "leave them out or replace their values"
-
-    def __post_init__(self) -> None:
-        if 0 in self.array.shape:
-            raise BadInputError(f"X has shape {self.array.shape}; expected at least one row and one feature")
 
     @property
     def rows(self) -> int:
@@ -159,17 +127,31 @@ class DaskRows:
     def dim(self) -> int:
         return int(self.array.shape[1])
 
-    def take(self, numbers: np.ndarray) -> da.Array:
-        doubts, kept = scan_rows(take_block, self.array, merge_doubts, name="take_rows", shared=numbers)
+    def take(self, numbers: np.ndarray) -> Rows:
+        doubts, rows = take_block(self.array, 0, numbers)
         doubts.check(self)
-        sizes = self.array.chunks[0]
-        return _in_even_blocks(self, kept, numbers, first_rows(sizes)[np.array(sizes) > 0])
+        return rows
 
-    def stored(self) -> da.Array:
+    def stored(self) -> Rows:
         return self.array
 
     def dask(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+
+@dataclass(frozen=True)
+class DaskRows(ArrayRows):
+    """The rows of a Dask array, in chunks of whole rows of known sizes, read where its own scheduler runs."""
+
+    def __post_init__(self) -> None:
+        if 0 in self.array.shape:
+            raise BadInputError(f"X has shape {self.array.shape}; expected at least one row and one feature")
+
+    def take(self, numbers: np.ndarray) -> Rows:
+        doubts, kept = scan_rows(take_block, self.array, merge_doubts, name="take_rows", shared=numbers)
+        doubts.check(self)
+        sizes = self.array.chunks[0]
+        return _in_even_blocks(self, kept, numbers, first_rows(sizes)[np.array(sizes) > 0])
 
 
 @dataclass(frozen=True)

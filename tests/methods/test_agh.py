@@ -1,24 +1,18 @@
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from och_dist import AGH, OEH, OCHPaper, PCAFrame
-from och_dist.errors import BadInputError, IntegrityError, NonFiniteError
+from och_dist import AGH, PCAFrame
+from och_dist.errors import BadInputError, IntegrityError
 from och_dist.kernels.anchors import anchor_scores, anchor_shares, nearest_anchors
 from och_dist.methods.agh import divisions, graph_vectors
 from och_dist.methods.base import TrainingData
-from och_dist.methods.registry import get_method, model_from_state
-from tests.support.linear_checks import training_data
+from och_dist.methods.registry import get_method
+from tests.support.method_checks import precision_at, real_rows, training_data
 
 
 def blob(n=900, d=12, seed=0):
@@ -41,22 +35,6 @@ def mixtures_of(model, rows):
     dense = np.zeros((len(rows), len(model.anchors_)))
     np.put_along_axis(dense, numbers, anchor_shares(distances, model.bandwidth_[0]), axis=1)
     return dense
-
-
-def precision_at(model, base, queries, *, k, truth_share=0.02):
-    """Mean share of true neighbours among the k first by Hamming distance, ties by row."""
-    mean = base.mean(axis=0, dtype=np.float64)
-    b, q = base - mean, queries - mean
-    n_true = int(truth_share * len(base))
-    truth = np.argsort((b**2).sum(axis=1) - 2 * q @ b.T, axis=1)[:, :n_true]
-    a, b = (1.0 - 2 * bits_of(model.transform(x), model.n_bits) for x in (queries, base))
-    found = np.argsort(-(a @ b.T), axis=1, kind="stable")[:, :k]
-    return np.mean([len(np.intersect1d(f, t)) / k for f, t in zip(found, truth, strict=True)])
-
-
-@parametrize_with_checks([AGH(n_bits=2, n_centres=8), AGH(n_bits=2, n_layers=2, n_centres=6, n_neighbours=3)])
-def test_scikit_learn_contract(estimator, check):
-    check(estimator)
 
 
 @pytest.mark.parametrize(("n_layers", "q"), [(1, 16), (2, 8)])
@@ -150,50 +128,6 @@ def test_codes_of_the_training_rows_are_the_signs_seen_in_training():
     np.testing.assert_array_equal(model.encode_block(x.astype(np.float64)), whole)
 
 
-SCRIPT = """
-import json
-import sys
-import numpy as np
-from och_dist.methods.registry import model_from_state
-stored = np.load(sys.argv[1])
-for name, (method, params) in json.loads(sys.argv[2]).items():
-    arrays = {key.split(".")[1]: stored[key] for key in stored.files if key.startswith(name + ".")}
-    model = model_from_state(method, params, arrays)
-    parts = [model.encode_block(stored["x"][i : i + 97]) for i in range(0, len(stored["x"]), 97)]
-    if not np.array_equal(np.concatenate(parts), stored[name]):
-        sys.exit(name + " gives other codes")
-"""
-
-
-def test_same_codes_on_another_processor(tmp_path):
-    """All methods of this family, stored here and loaded by a process whose BLAS uses other kernels."""
-    x = blob(600, d=50)
-    models = {
-        "one": quick(),
-        "two": quick(n_layers=2),
-        "oeh": OEH(16, max_iter=0),
-        "paper": OCHPaper(16, max_iter=0),
-    }
-    described, stored = {}, {"x": x}
-    for name, model in models.items():
-        params, arrays, _ = model.fit(x).to_state()
-        described[name] = model.method, params
-        stored |= {f"{name}.{key}": array for key, array in arrays.items()} | {name: model.transform(x)}
-    np.savez(tmp_path / "stored.npz", **stored)
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "stored.npz"), json.dumps(described)]
-    environment = os.environ | {"OPENBLAS_CORETYPE": "Haswell", "NUMBA_CPU_NAME": "haswell"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_same_seed_same_bytes_other_seed_other_model():
-    x = blob()
-    first, second, other = (quick(random_state=seed).fit(x) for seed in (3, 3, 4))
-    for name in AGH.arrays:
-        assert getattr(first, f"{name}_").tobytes() == getattr(second, f"{name}_").tobytes()
-    assert not np.array_equal(first.weights_, other.weights_)
-
-
 def test_codes_do_not_depend_on_the_scale_or_the_origin():
     x = np.round(blob(500) * 256).astype(np.float32)  # integers: shifts and scales are exact
     data = training_data(x, n_centres=40)
@@ -228,7 +162,7 @@ def test_fewer_anchors_than_neighbours():
     model = AGH(2, n_centres=4, n_neighbours=9).fit(blob(200))
     assert model.notes_ == ["n_neighbours reduced from 9 to 4: no more anchors"]
     x = blob(200)
-    again = model_from_state("agh", *model.to_state()[:2])
+    again = get_method("agh").from_state(*model.to_state()[:2])
     np.testing.assert_array_equal(again.encode_block(x), model.transform(x))
 
 
@@ -271,59 +205,6 @@ def test_a_graph_in_pieces_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_bits": 0}, "n_bits=0; use an integer of at least 1"),
-        ({"n_layers": 3}, "n_layers=3; use 1 or 2"),
-        ({"n_layers": True}, "n_layers=True"),
-        ({"n_neighbours": 1}, "n_neighbours=1; use an integer of at least 2"),
-        ({"n_neighbours": 2.5}, "n_neighbours=2.5"),
-        ({"n_bits": 7, "n_layers": 2}, "n_bits=7 with n_layers=2; use an even number"),
-        ({"n_bits": 300}, "n_centres=300 for n_bits=300 with n_layers=1; use an integer above 300, or fewer bits"),
-        ({"n_bits": 64, "n_layers": 2, "n_centres": 32}, "use an integer above 32"),
-        ({"n_centres": "many"}, "n_centres='many'"),
-    ],
-)
-def test_impossible_settings_are_refused_by_fit_not_by_init(options, message):
-    model = AGH(**options)
-    with pytest.raises(BadInputError) as caught:
-        model.fit(blob(50))
-    assert message in str(caught.value)
-
-
-def test_unusable_rows_are_refused():
-    x = blob(100).astype(np.float64)
-    model = quick(4).fit(x)
-    x[[3, 50], 4] = np.nan
-    with pytest.raises(NonFiniteError) as caught:
-        model.encode_block(x, first_row=1000)
-    assert caught.value.rows == (1003, 1050)
-    x[[3, 50], 4] = 1e200
-    with pytest.raises(BadInputError, match="row 1003"):
-        model.encode_block(x, first_row=1000)
-    rows = blob(20)
-    without = TrainingData(20, rows.mean(axis=0, dtype=np.float64), np.eye(12), rows)
-    with pytest.raises(BadInputError, match="no centres"):
-        quick(4).fit_training(without)
-
-
-@pytest.mark.parametrize("n_layers", [1, 2])
-def test_state_round_trip(n_layers):
-    x = blob(400)
-    model = quick(n_bits=14, n_layers=n_layers, random_state=np.random.RandomState(1)).fit(x)
-    params, arrays, info = model.to_state()
-    assert len(info["eigenvalues"]) == 14 // n_layers
-    assert info["n_anchors"] == 40
-    assert json.loads(json.dumps(info)) == info
-    again = model_from_state("agh", json.loads(json.dumps(params)), arrays)
-    assert type(again) is get_method("agh")
-    np.testing.assert_array_equal(again.encode_block(x), model.transform(x))
-    params_again, arrays_again, _ = again.to_state()
-    assert params_again == params
-    assert all(arrays_again[name].tobytes() == arrays[name].tobytes() for name in arrays)
-
-
-@pytest.mark.parametrize(
     "change",
     [
         {"bandwidth": np.array([0.0])},
@@ -345,12 +226,7 @@ def test_tampered_state_is_refused(change):
 
 
 def test_real_descriptors():
-    folder = Path(os.environ.get("OCH_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
-    path = folder / "tiny100k_gist384_f16.npy"
-    if not path.exists():
-        pytest.skip(f"{path} is not there; set OCH_SHARED_DATA to the folder with real descriptors")
-    x = np.load(path, mmap_mode="r")[:12_000].astype(np.float32)
-    base, queries = x[200:], x[:200]
+    base, queries, _ = real_rows()
     data = training_data(base[:6000], n_centres=300)
     models = (AGH(64, n_neighbours=10), AGH(64, n_layers=2, n_neighbours=10), AGH(64, n_neighbours=2), PCAFrame(64))
     one, two, thin, frame = (precision_at(m.fit_training(data), base, queries, k=100) for m in models)

@@ -7,23 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ortho_group
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from och_dist import IsoHash
 from och_dist.errors import BadInputError
 from och_dist.kernels.stiefel import polar
 from och_dist.methods import isohash
 from och_dist.methods.base import TrainingData
-from tests.support.linear_checks import (
+from tests.support.method_checks import (
     check_codes_are_signs,
-    check_determinism,
-    check_encoding_refusals,
-    check_public,
-    check_same_bytes_anywhere,
-    check_state,
     clustered,
     real_map,
-    training_data,
 )
 
 SOLVERS = ("lift-projection", "gradient-flow", "givens")
@@ -41,11 +34,6 @@ def relative_deviation(projection, covariance):
     """How far the variances of the bits are from their mean, relative to it."""
     variances = np.einsum("dr,de,er->r", projection, covariance, projection)
     return np.abs(variances / variances.mean() - 1).max()
-
-
-@parametrize_with_checks([IsoHash(n_bits=2, solver=solver) for solver in SOLVERS])
-def test_scikit_learn_contract(estimator, check):
-    check(estimator)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -166,24 +154,6 @@ def test_plane_rotations_turn_as_little_as_they_can():
     assert np.abs(again - nudged).max() < 0.05
 
 
-def test_progress_sees_every_step():
-    seen = []
-    data = training_data(clustered(400))
-    model = IsoHash(8).fit_training(data, progress=lambda step, loss: seen.append((step, loss)))
-    assert seen == list(enumerate(model.loss_curve_))
-    assert seen
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_codes_do_not_depend_on_the_scale_of_the_data(solver):
-    x = clustered(500)
-    model = IsoHash(16, solver=solver)
-    expected = model.fit(x).transform(x)
-    for scale in (2.0**60, 2.0**-60):
-        scaled = x * np.float32(scale)
-        np.testing.assert_array_equal(model.fit(scaled).transform(scaled), expected)
-
-
 def test_more_bits_than_axes_are_refused():
     x = clustered(200, d=10)
     x[:, 4] = x[:, 5]
@@ -198,52 +168,6 @@ def test_more_bits_than_axes_are_refused():
             IsoHash(1).fit(degenerate)
     with pytest.raises(BadInputError, match="vary along 3 axes"):
         IsoHash(4).fit(x[:4])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_bits": 0}, "n_bits=0; use an integer of at least 1"),
-        ({"solver": "lp"}, "solver='lp'; use 'lift-projection', 'gradient-flow' or 'givens'"),
-        ({"max_iter": -1}, "max_iter=-1; use an integer of at least 0"),
-        ({"max_iter": True}, "max_iter=True"),
-        ({"tol": 0.0}, "tol=0.0; use a number above 0"),
-        ({"tol": float("nan")}, "tol=nan"),
-        ({"tol": "small"}, "tol='small'"),
-    ],
-)
-def test_impossible_settings_are_refused_by_fit_not_by_init(options, message):
-    model = IsoHash(**{"n_bits": 8, **options})
-    with pytest.raises(BadInputError) as caught:
-        model.fit(clustered(50))
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_determinism(solver):
-    check_determinism(lambda seed: IsoHash(24, solver=solver, random_state=seed), clustered(300))
-
-
-def test_state_round_trip():
-    x = clustered(300)
-    model = IsoHash(13, solver="gradient-flow", tol=np.float32(1e-4), random_state=np.random.RandomState(1)).fit(x)
-    assert model.info()["deviation"] == model.deviation_ < 1e-4
-    check_state(model, x)
-
-
-def test_same_bytes_for_any_block_and_processor(tmp_path):
-    x = clustered(1500)
-    check_same_bytes_anywhere(IsoHash(29).fit(x), x, tmp_path)
-
-
-def test_unusable_rows_are_refused():
-    x = clustered(50)
-    check_encoding_refusals(IsoHash(16).fit(x), x)
-
-
-def test_public_name():
-    x = clustered(300)
-    check_public("IsoHash", IsoHash(11).fit(x), x)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

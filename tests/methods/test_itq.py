@@ -5,19 +5,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from och_dist import ITQ
 from och_dist.errors import BadInputError
 from och_dist.methods.base import TrainingData
 from och_dist.methods.itq import axes_for_bits
-from tests.support.linear_checks import (
+from tests.support.method_checks import (
     check_codes_are_signs,
-    check_determinism,
-    check_encoding_refusals,
-    check_public,
-    check_same_bytes_anywhere,
-    check_state,
     clustered,
     real_map,
     real_rows,
@@ -44,11 +38,6 @@ def plain_rounds(y, rotation, rounds):
         rotation = left @ right
         losses.append(((signs - y @ rotation) ** 2).mean())
     return rotation, losses
-
-
-@parametrize_with_checks([ITQ(n_bits=2, max_iter=5)])
-def test_scikit_learn_contract(estimator, check):
-    check(estimator)
 
 
 @pytest.mark.parametrize("n_bits", [1, 8, 13, 40])
@@ -136,20 +125,6 @@ def test_a_pool_smaller_than_the_code_is_noted():
         ITQ(12).fit_training(empty)
 
 
-def test_progress_sees_every_round():
-    seen = []
-    model = ITQ(8).fit_training(training_data(clustered(400)), progress=lambda step, loss: seen.append((step, loss)))
-    assert seen == list(enumerate(model.loss_curve_))
-
-
-def test_codes_do_not_depend_on_the_scale_of_the_data():
-    x = clustered(500)
-    expected = ITQ(16).fit(x).transform(x)
-    for scale in (2.0**60, 2.0**-60, 2.0**-110):
-        scaled = x * np.float32(scale)
-        np.testing.assert_array_equal(ITQ(16).fit(scaled).transform(scaled), expected)
-
-
 @settings(deadline=None, max_examples=30)
 @given(
     n=st.integers(2, 60), n_distinct=st.integers(1, 12), copies=st.integers(1, 3), offset=st.sampled_from([0, 1, 1000])
@@ -188,49 +163,6 @@ def test_constant_dimensions_are_legal():
     assert np.abs(model.projection_[3]).max() < 1e-6
     with pytest.raises(BadInputError, match="vary along 20 axes"):
         ITQ(21).fit(x)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_bits": 0}, "n_bits=0; use an integer of at least 1"),
-        ({"n_bits": 2.5}, "n_bits=2.5"),
-        ({"max_iter": -1}, "max_iter=-1; use an integer of at least 0"),
-        ({"max_iter": 1.5}, "max_iter=1.5"),
-        ({"max_iter": None}, "max_iter=None"),
-    ],
-)
-def test_impossible_settings_are_refused_by_fit_not_by_init(options, message):
-    model = ITQ(**{"n_bits": 8, **options})
-    with pytest.raises(BadInputError) as caught:
-        model.fit(clustered(50))
-    assert message in str(caught.value)
-
-
-def test_determinism():
-    check_determinism(lambda seed: ITQ(24, random_state=seed), clustered(300))
-
-
-def test_state_round_trip():
-    x = clustered(300)
-    model = ITQ(13, max_iter=np.int64(7), random_state=np.random.RandomState(1)).fit(x)
-    assert model.info()["loss_curve"] == model.loss_curve_
-    check_state(model, x)
-
-
-def test_same_bytes_for_any_block_and_processor(tmp_path):
-    x = clustered(1500)
-    check_same_bytes_anywhere(ITQ(29).fit(x), x, tmp_path)
-
-
-def test_unusable_rows_are_refused():
-    x = clustered(50)
-    check_encoding_refusals(ITQ(16).fit(x), x)
-
-
-def test_public_name():
-    x = clustered(300)
-    check_public("ITQ", ITQ(11, max_iter=5).fit(x), x)
 
 
 def test_real_descriptors():

@@ -2,26 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from och_dist import LSH
-from och_dist.errors import BadInputError
 from och_dist.methods.base import TrainingData
-from tests.support.linear_checks import (
+from tests.support.method_checks import (
     check_codes_are_signs,
-    check_determinism,
-    check_encoding_refusals,
-    check_public,
     check_same_bytes_anywhere,
-    check_state,
     clustered,
     real_map,
 )
-
-
-@parametrize_with_checks([LSH(n_bits=12)])
-def test_scikit_learn_contract(estimator, check):
-    check(estimator)
 
 
 @pytest.mark.parametrize("n_bits", [1, 8, 13, 100])
@@ -66,49 +55,9 @@ def test_a_shift_of_all_rows_changes_no_code():
     np.testing.assert_array_equal(LSH(32).fit(x).transform(x), LSH(32).fit(x + 512).transform(x + 512))
 
 
-@pytest.mark.parametrize("x", [np.full((50, 6), 0.1, np.float32), np.ones((1, 6), np.float32)], ids=["equal", "one"])
-def test_equal_rows_are_legal_and_noted(x):
-    model = LSH(16).fit(x)
-    assert model.notes_ == ["all rows are equal: all their codes are equal"]
-    assert len(np.unique(model.transform(x), axis=0)) == 1
-
-
-def test_constant_dimensions_are_legal():
-    x = np.insert(clustered(200), 3, 7.5, axis=1)
-    model = LSH(16).fit(x)
-    assert model.notes_ == []
-    check_codes_are_signs(model, x)
-
-
-@pytest.mark.parametrize("n_bits", [0, -3, 2.5, True, "8", None])
-def test_impossible_settings_are_refused_by_fit_not_by_init(n_bits):
-    model = LSH(n_bits)
-    with pytest.raises(BadInputError, match=r"n_bits=.*; use an integer of at least 1"):
-        model.fit(clustered(50))
-
-
-def test_determinism():
-    check_determinism(lambda seed: LSH(24, random_state=seed), clustered(300))
-
-
-def test_state_round_trip():
-    x = clustered(300)
-    check_state(LSH(13, random_state=np.random.RandomState(1)).fit(x), x)
-
-
 def test_same_bytes_for_any_block_and_processor(tmp_path):
     x = clustered(1500)
     check_same_bytes_anywhere(LSH(29).fit(x), x, tmp_path)
-
-
-def test_unusable_rows_are_refused():
-    x = clustered(50)
-    check_encoding_refusals(LSH(16).fit(x), x)
-
-
-def test_public_name():
-    x = clustered(300)
-    check_public("LSH", LSH(11).fit(x), x)
 
 
 def test_real_descriptors():

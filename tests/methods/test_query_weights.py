@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 from sklearn.exceptions import NotFittedError
 
-from och_dist.errors import BadInputError, NonFiniteError, UsageError
-from och_dist.estimators import DaskAware
+from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.kernels.asymmetric import weighted_top_k
 from och_dist.kernels.hamming import lay_out
-from och_dist.methods.base import Hasher
 from och_dist.methods.registry import METHODS
-from tests.support.linear_checks import bits_of, clustered, estimator, real_rows
+from tests.support.method_checks import bits_of, clustered, estimator, real_rows
 
 OPTIONS: dict[str, dict] = {
     "och": {"n_centres": 20, "max_iter": 5},
@@ -36,11 +34,11 @@ WEIGH_ELSEWHERE = """
 import hashlib, json, sys
 import numpy as np
 from threadpoolctl import threadpool_info
-from och_dist.methods.registry import model_from_state
+from och_dist.methods.registry import get_method
 for path in sys.argv[1:]:
     state = np.load(path)
     arrays = {name[2:]: state[name] for name in state.files if name.startswith("a_")}
-    model = model_from_state(str(state["method"]), json.loads(str(state["params"])), arrays)
+    model = get_method(str(state["method"])).from_state(json.loads(str(state["params"])), arrays)
     print(hashlib.sha256(b"".join(part.tobytes() for part in model.query_weights(state["x"]))).hexdigest())
 print(*(pool.get("architecture") for pool in threadpool_info()))
 """
@@ -53,7 +51,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def models(rows):
-    """Fitted models by name, and a method without scores is none of them."""
+    """Fitted models by name."""
     return {name: estimator(name.split()[0])(14, **OPTIONS.get(name, {})).fit(rows) for name in NAMES}
 
 
@@ -152,23 +150,7 @@ def test_unusable_vectors_are_refused(models, rows, name):
         models[name].query_weights(rows[:5, 1:])
 
 
-def test_methods_without_scores_and_unfitted_ones_are_refused(rows):
-    class Parity(DaskAware, Hasher):
-        method = "parity"
-        arrays = {}  # noqa: RUF012
-
-        def __init__(self, n_bits=8, *, random_state=0):
-            self.n_bits = n_bits
-            self.random_state = random_state
-
-        def _learn(self, data, progress):
-            pass
-
-        def encode_block(self, block, *, first_row=0):
-            return np.zeros((len(block), 1), np.uint8)
-
-    with pytest.raises(UsageError, match=r"method parity has no real-valued scores; .*: rank by Hamming distance"):
-        Parity().fit(rows).query_weights(rows)
+def test_unfitted_models_have_no_weights(rows):
     with pytest.raises(NotFittedError):
         estimator("lsh")().query_weights(rows)
 

@@ -15,7 +15,6 @@ from och_dist.cluster import collections_on
 from och_dist.methods.base import TrainingData
 from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
-from och_dist.train import data
 from och_dist.train.centres import (
     Centres,
     lloyd,
@@ -37,18 +36,12 @@ def brute(values: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, float]:
 
 def learn(url: str, count: int, *, context: Context | None = None, **options: Any) -> tuple[TrainingData, Centres]:
     """Training data of a corpus, and the centres with their statistics."""
-    seen: list[Centres] = []
-    settle = data.settle_centres
-
-    def settle_and_keep(*args: Any) -> Centres:
-        seen.append(settle(*args))
-        return seen[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "settle_centres", settle_and_keep)
-        source = CorpusRows(open_corpus(url), context or Context())
-        found = training_data(source, centres=count, seed=0, **options)
-    return found, seen[0]
+    source = CorpusRows(open_corpus(url), context or Context())
+    found = training_data(source, centres=count, seed=0, **options)
+    assert found.centres is not None
+    sample = draw_rows(source.rows, options.get("kmeans_rows") or source.rows, 0)
+    rows = source.corpus.read(0, source.rows)[sample]
+    return found, Centres(found.centres, count_members(rows, found.centres, 0), found.notes)
 
 
 def counter(values: np.ndarray) -> Any:
@@ -161,15 +154,6 @@ def test_centres_do_not_depend_on_the_workers(corpus: str) -> None:
         np.testing.assert_array_equal(there.vectors, here.vectors)
         np.testing.assert_array_equal(there.stats.counts, here.stats.counts)
         np.testing.assert_array_equal(there.stats.members, here.stats.members)
-
-
-@pytest.mark.parametrize("chunk_rows", [999, 250, 333, 1000])
-def test_centres_of_a_sample_do_not_depend_on_the_chunks(
-    chunk_rows: int, corpus: str, vectors: np.ndarray, tmp_path: Path
-) -> None:
-    _, expected = learn(corpus, 20)
-    _, found = learn(corpus_of(tmp_path, vectors, chunk_rows=chunk_rows), 20)
-    np.testing.assert_array_equal(found.vectors, expected.vectors)
 
 
 def test_fewer_rows_than_centres(tmp_path: Path) -> None:

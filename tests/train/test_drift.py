@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -16,13 +16,21 @@ from och_dist.kernels.packing import unpack_bits
 from och_dist.stage import Context, Report
 from och_dist.store.corpus import open_corpus
 from och_dist.store.index import find_index, model_objects, open_version
-from och_dist.store.model import load_model, split_model_path
+from och_dist.store.model import Model, load_model, split_model_path
 from och_dist.store.objects import open_objects
 from och_dist.train import drift
-from och_dist.train import drift_gate as renew
-from och_dist.train.drift import MIN_ROWS, BitSample, choose_rows, sample_block, sample_range, shift_between
-from och_dist.train.drift_gate import other_parameters
-from och_dist.train.stage import make_hasher, train
+from och_dist.train.drift import (
+    MIN_ROWS,
+    BitSample,
+    choose_rows,
+    other_parameters,
+    renew,
+    sample_block,
+    sample_range,
+    shift_between,
+    window,
+)
+from och_dist.train.stage import train
 from tests.support.stage_data import BITS, PARAMS, clustered, corpus_of
 
 NIGHT = 1_000
@@ -104,13 +112,11 @@ def test_statistics_that_are_none(edit: dict[str, Any]) -> None:
         BitSample.from_json(body, 2, "here")
 
 
-def test_which_rows_are_looked_at(corpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_rows_are_looked_at(corpus: str) -> None:
     opened = open_corpus(corpus)
     everything = np.concatenate(choose_rows(opened, 100, 1000))
     np.testing.assert_array_equal(everything, np.arange(100, 1000))
-    monkeypatch.setattr(drift, "SAMPLE_ROWS", 60)
-    monkeypatch.setattr(drift, "SAMPLE_CHUNKS", 5)
-    chosen = choose_rows(opened, 100, 1000)
+    chosen = choose_rows(opened, 100, 1000, most_rows=60, most_chunks=5)
     assert len(chosen) == 5
     assert all(len(set(rows // 64)) == 1 and (np.diff(rows) > 0).all() for rows in chosen)
     together = np.concatenate(chosen)
@@ -121,7 +127,10 @@ def test_which_rows_are_looked_at(corpus: str, monkeypatch: pytest.MonkeyPatch) 
         1,
         15,
     )
-    assert all(np.array_equal(a, b) for a, b in zip(chosen, choose_rows(opened, 100, 1000), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(chosen, choose_rows(opened, 100, 1000, most_rows=60, most_chunks=5), strict=True)
+    )
 
 
 def test_a_range_is_its_rows(corpus: str, model: str, vectors: np.ndarray) -> None:
@@ -143,7 +152,7 @@ class Place:
         self.corpus = corpus_of(self.folder, values)
 
     def renew(self, **options: Any) -> Report:
-        return renew.renew(self.corpus, self.index, self.models, **{"bits": BITS, "params": PARAMS, **options})
+        return renew(self.corpus, self.index, self.models, **{"bits": BITS, "params": PARAMS, **options})
 
     def encode(self, report: Report) -> None:
         encode(self.corpus, self.index, model=report.facts["model"], chunk_rows=512)
@@ -166,16 +175,44 @@ def near(seed: int, rows: int = NIGHT) -> np.ndarray:
     return clustered(NIGHT + 5 * rows, seed=0)[-(seed + 1) * rows :][:rows]
 
 
-def test_no_new_rows_are_not_looked_at(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renew, "sample_range", None)
-    report = place.renew()
+def test_no_new_rows_are_not_looked_at(place: Place) -> None:
+    def refuse_work(description: str, total: int) -> NoReturn:
+        raise AssertionError(f"{description} has begun")
+
+    report = place.renew(context=Context(progress=refuse_work))
     assert (report.status, report.facts["trained"], report.facts["why"]) == ("nothing to do", False, "no new rows")
 
 
-def test_a_parameter_that_is_not_named_makes_no_model_stale(place: Place) -> None:
-    assert place.renew(params={}).facts["why"] == "no new rows"
-    assert place.renew(params={"max_iter": PARAMS["max_iter"] + 1}).facts["why"] == "other parameters are asked for"
-    assert place.renew(bits=BITS + 8).facts["why"] == "other parameters are asked for"
+@pytest.mark.parametrize(
+    ("given", "stale"),
+    [
+        ({}, False),
+        ({"method": "och", "bits": BITS, "seed": 0}, False),
+        ({"bits": BITS + 8}, True),
+        ({"seed": 1}, True),
+        ({"method": "lsh"}, True),
+        ({"params": PARAMS}, False),
+        ({"params": {"max_iter": PARAMS["max_iter"] + 1}}, True),
+        ({"train_rows": 300, "kmeans_rows": 400, "kmeans_rounds": 4}, False),
+        ({"train_rows": 10_000}, True),
+        ({"kmeans_rows": 0}, True),
+        ({"kmeans_rounds": 10}, True),
+    ],
+)
+def test_only_what_is_given_makes_a_model_stale(given: dict[str, Any], stale: bool, tmp_path: Path) -> None:
+    """The model was made with other values than the defaults, which therefore must not be compared."""
+    place = Place(tmp_path)
+    place.add(clustered(NIGHT))
+    options = {"bits": BITS, "params": PARAMS, "train_rows": 300, "kmeans_rows": 400, "kmeans_rounds": 4}
+    place.encode(train(place.corpus, place.models, **options))
+    model = open_version(place.index).load_model()
+    nothing = dict.fromkeys(("method", "bits", "seed", "train_rows", "kmeans_rows", "kmeans_rounds", "params"))
+    assert bool(other_parameters(model, nothing | given)) == stale
+    report = renew(place.corpus, place.index, place.models, **given)
+    assert (report.facts["trained"], report.facts["why"]) == (
+        (True, "other parameters are asked for") if stale else (False, "no new rows")
+    )
+    assert report.facts["bits"] == given.get("bits", BITS)
 
 
 def test_a_model_older_than_a_parameter_has_its_old_value(place: Place) -> None:
@@ -183,14 +220,14 @@ def test_a_model_older_than_a_parameter_has_its_old_value(place: Place) -> None:
     newer = ("member_shares", "orthogonal", "gain")  # the last has no old value on record
     old = replace(model, params={name: value for name, value in model.params.items() if name not in newer})
 
-    def others(**params: Any) -> list[str]:
-        return other_parameters(old, make_hasher("och", BITS, 0, {**PARAMS, **params}), {**PARAMS, **params})
+    def others(of: Model, **params: Any) -> list[str]:
+        given = dict.fromkeys(("method", "bits", "seed", "train_rows", "kmeans_rows", "kmeans_rounds"))
+        return other_parameters(of, {**given, "params": params})
 
-    assert others() == others(member_shares="equal", orthogonal=True) == []
-    assert others(member_shares="proportional") == ["member_shares"]
-    assert others(gain=[1.5, 4.0]) == ["gain"]
-    assert other_parameters(model, make_hasher("och", BITS, 0, {"gain": [1.5, 4]}), ["gain"]) == []
-    assert other_parameters(model, make_hasher("itq", BITS, 0, {}), []) == ["method"]
+    assert others(old) == others(old, **PARAMS, member_shares="equal", orthogonal=True) == []
+    assert others(old, member_shares="proportional") == ["member_shares"]
+    assert others(old, gain=[1.5, 4.0]) == ["gain"]
+    assert others(model, gain=[1.5, 4]) == []
 
 
 def test_rows_like_those_of_training(place: Place) -> None:
@@ -276,17 +313,10 @@ def test_few_rows_are_not_judged_until_there_are_enough(place: Place) -> None:
 
 
 def test_window() -> None:
-    assert renew.window(10_000, 7_000, 1_000) == 7_000
-    assert renew.window(10_000, 9_900, 1_000) == 10_000 - drift.WINDOW_ROWS
-    assert renew.window(1_200, 1_100, 1_000) == 1_000
-    assert renew.window(1_200, 1_000, 1_100) == 1_000
-
-
-def test_other_parameters_are_trained(place: Place) -> None:
-    report = place.renew(bits=BITS + 4)
-    assert (report.facts["trained"], report.facts["why"]) == (True, "other parameters are asked for")
-    assert place.renew(seed=1).facts["trained"]
-    assert place.renew(method="lsh", params={}).facts["trained"]
+    assert window(10_000, 7_000, 1_000) == 7_000
+    assert window(10_000, 9_900, 1_000) == 10_000 - drift.WINDOW_ROWS
+    assert window(1_200, 1_100, 1_000) == 1_000
+    assert window(1_200, 1_000, 1_100) == 1_000
 
 
 def test_a_model_from_elsewhere_is_compared_with_the_rows_of_its_index(place: Place, tmp_path: Path) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 import sklearn
 
 from och_dist.errors import BadInputError, UsageError
+from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
 from och_dist.store.model import copy_model, load_model, split_model_path
 from och_dist.store.objects import open_objects
-from och_dist.train import stage
 from och_dist.train.centres import settle_centres
 from och_dist.train.data import count_members, pool_with_members
 from och_dist.train.stage import train
@@ -29,11 +28,14 @@ def loaded(path: str) -> Any:
     return load_model(open_objects(folder), address)
 
 
-def test_the_same_request_is_nothing_to_do(corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_work(description: str, total: int) -> NoReturn:
+    raise AssertionError(f"{description} has begun")
+
+
+def test_the_same_request_is_nothing_to_do(corpus: str, tmp_path: Path) -> None:
     first = train(corpus, str(tmp_path), bits=BITS, params=PARAMS)
     before = tree(tmp_path)
-    monkeypatch.setattr(stage, "training_data", None)  # any work would fail
-    second = train(corpus, str(tmp_path), bits=BITS, params=PARAMS)
+    second = train(corpus, str(tmp_path), bits=BITS, params=PARAMS, context=Context(progress=refuse_work))
     assert (first.status, second.status) == ("done", "nothing to do")
     assert first.facts == second.facts
     assert tree(tmp_path) == before
@@ -54,13 +56,6 @@ def test_the_address_depends_on_neither_place(vectors: np.ndarray, model: str, t
     assert split_model_path(found)[1] == split_model_path(model)[1]
     first, second = (tree(path) for path in (found, model))
     assert first == second
-
-
-def test_other_chunks_give_the_same_model(vectors: np.ndarray, model: str, tmp_path: Path) -> None:
-    for chunk_rows in (1000, 7):
-        rechunked = corpus_of(tmp_path / str(chunk_rows), vectors, chunk_rows=chunk_rows)
-        found = train(rechunked, str(tmp_path / "models"), bits=BITS, params=PARAMS).facts["model"]
-        assert split_model_path(found)[1] == split_model_path(model)[1]
 
 
 def test_provenance_is_stored(corpus: str, model: str) -> None:
@@ -133,20 +128,14 @@ def test_a_removed_model_is_trained_again(corpus: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_crash_at_any_operation_is_repeated(
-    stored: bool, corpus: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hasher = loaded(model).hasher
-    monkeypatch.setattr(stage, "training_data", lambda *args, **options: SimpleNamespace(rows=[]))
-    monkeypatch.setattr(stage, "sample_ones", lambda hasher, pool: {"rows": 1})
-    monkeypatch.setattr(type(hasher), "fit_training", lambda self, data, progress: vars(self).update(vars(hasher)))
+def test_a_crash_at_any_operation_is_repeated(stored: bool, corpus: str, tmp_path: Path) -> None:
     with crash_at() as operations:
-        train(corpus, str(tmp_path / "reference"), bits=BITS, params=PARAMS)
+        train(corpus, str(tmp_path / "reference"), method="lsh")
     for at in range(1, operations.count + 1):
         folder = tmp_path / str(at)
         with crash_at(at, stored=stored), pytest.raises(Crash):
-            train(corpus, str(folder), bits=BITS, params=PARAMS)
-        train(corpus, str(folder), bits=BITS, params=PARAMS)
+            train(corpus, str(folder), method="lsh")
+        train(corpus, str(folder), method="lsh")
         assert tree(folder) == tree(tmp_path / "reference"), f"crash at operation {at} of {operations.count}"
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the linear baselines share: rows, a yardstick on real descriptors, and common checks."""
+"""What the tests of methods share: rows, a yardstick on real descriptors, and checks of linear models."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import dask
-import dask.array as da
 import numpy as np
 import pytest
 
 import och_dist
-from och_dist.errors import BadInputError, IntegrityError, NonFiniteError
-from och_dist.estimators import DaskAware
 from och_dist.kernels.ranking import mean_average_precision
-from och_dist.methods.registry import get_method, model_from_state
 from och_dist.train import data
 from och_dist.train.rows import ArrayRows
 
@@ -31,11 +26,11 @@ ENCODE_ELSEWHERE = """
 import hashlib, json, sys
 import numpy as np
 from threadpoolctl import threadpool_info
-from och_dist.methods.registry import model_from_state
+from och_dist.methods.registry import get_method
 state = np.load(sys.argv[1])
 params = json.loads(str(state["params"]))
 arrays = {name[2:]: state[name] for name in state.files if name.startswith("a_")}
-model = model_from_state(str(state["method"]), params, arrays)
+model = get_method(str(state["method"])).from_state(params, arrays)
 print(hashlib.sha256(model.encode_block(state["x"]).tobytes()).hexdigest())
 print(*(pool.get("architecture") for pool in threadpool_info()))
 """
@@ -100,40 +95,6 @@ def check_codes_are_signs(model, x):
         assert not (codes[:, -1] >> n_bits % 8).any()
 
 
-def check_determinism(make, x):
-    """``make(seed)`` gives an unfitted model."""
-    first, second, other = (make(seed).fit(x) for seed in (3, 3, 4))
-    for name in ("mean_", "projection_", "offsets_"):
-        assert getattr(first, name).tobytes() == getattr(second, name).tobytes()
-    assert not np.array_equal(first.projection_, other.projection_)
-    drawn = [make(np.random.RandomState(5)).fit(x) for _ in range(2)]
-    assert drawn[0].projection_.tobytes() == drawn[1].projection_.tobytes()
-
-
-def check_state(model, x):
-    """A fitted model survives JSON and arrays; damaged state is refused."""
-    params, arrays, info = model.to_state()
-    assert set(arrays) == {"mean", "projection", "offsets"}
-    assert json.loads(json.dumps(info)) == info
-    params = json.loads(json.dumps(params))
-    again = model_from_state(model.method, params, arrays)
-    assert type(again) is get_method(model.method)
-    np.testing.assert_array_equal(again.encode_block(x), model.transform(x))
-    params_again, arrays_again, _ = again.to_state()
-    assert params_again == params
-    assert all(arrays_again[name].tobytes() == arrays[name].tobytes() for name in arrays)
-    for damaged_params, damaged in (
-        ({**params, "depth": 3}, arrays),
-        ({**params, "n_bits": 0}, arrays),
-        ({**params, "n_bits": params["n_bits"] + 1}, arrays),
-        (params, {**arrays, "mean": arrays["mean"][1:]}),
-        (params, {**arrays, "offsets": np.full_like(arrays["offsets"], np.nan)}),
-        (params, {"mean": arrays["mean"], "projection": arrays["projection"]}),
-    ):
-        with pytest.raises(IntegrityError):
-            type(again).from_state(damaged_params, damaged)
-
-
 def check_same_bytes_anywhere(model, x, folder):
     """Blocks of any size and another BLAS kernel give the same codes, for rows that nearly touch a hyperplane."""
     w, mean = model.projection_.astype(np.float64), model.mean_
@@ -162,35 +123,22 @@ def check_same_bytes_anywhere(model, x, folder):
         assert "Haswell" in architectures
 
 
-def check_encoding_refusals(model, x):
-    assert model.encode_block(x[:5].astype(np.float16)).shape == (5, -(-model.n_bits // 8))
-    for dtype in (np.uint8, np.int8, np.float64):
-        whole_numbers = np.clip(x[:5] * 9, 0, 100).astype(dtype)
-        expected = model.encode_block(whole_numbers.astype(np.float32))
-        np.testing.assert_array_equal(model.encode_block(whole_numbers), expected)
-    damaged = x[:5].copy()
-    damaged[2, 1] = np.nan
-    with pytest.raises(NonFiniteError) as caught:
-        model.encode_block(damaged, first_row=100)
-    assert caught.value.rows == (102,)
-    damaged[2, 1] = 3e38
-    with pytest.raises(BadInputError, match="overflow in the projection of row 102"):
-        model.encode_block(damaged, first_row=100)
-    with pytest.raises(BadInputError, match=f"{x.shape[1] - 1} features"):
-        model.transform(x[:, 1:])
-    with pytest.raises(BadInputError, match="float32"):
-        type(model)(model.n_bits).fit(x.astype(np.float64) * 1e300)
+def uneven(n=1500, d=40, n_clusters=25, seed=0):
+    """:func:`clustered` rows whose clusters differ in spread."""
+    rng = np.random.default_rng(seed)
+    axes = 1.0 / np.sqrt(1 + np.arange(d))
+    centres = rng.normal(size=(n_clusters, d)) * axes
+    spread = rng.uniform(0.3, 0.8, size=(n_clusters, 1))
+    label = rng.integers(0, n_clusters, size=n)
+    return (3 + centres[label] + spread[label] * rng.normal(size=(n, d)) * axes).astype(np.float32)
 
 
-def check_public(name, model, x):
-    """The public class is that of the method, and takes Dask arrays."""
-    cls = getattr(och_dist, name)
-    assert name in och_dist.__all__
-    assert issubclass(cls, DaskAware)
-    assert issubclass(cls, get_method(model.method))
-    with dask.config.set(scheduler="synchronous"):
-        lazy = da.from_array(x, chunks=(len(x) // 3, -1))
-        fitted = cls(**model.get_params()).fit(lazy)
-        np.testing.assert_array_equal(fitted.transform(lazy).compute(), fitted.transform(x))
-    np.testing.assert_allclose(fitted.mean_, model.mean_, rtol=1e-6)
-    assert fitted.projection_.shape == model.projection_.shape
+def precision_at(model, base, queries, *, k, truth_share=0.02):
+    """Mean share of true neighbours among the k first by Hamming distance, ties by row."""
+    mean = base.mean(axis=0, dtype=np.float64)
+    b, q = base - mean, queries - mean
+    n_true = int(truth_share * len(base))
+    truth = np.argsort((b**2).sum(axis=1) - 2 * q @ b.T, axis=1)[:, :n_true]
+    a, b = (1.0 - 2 * bits_of(model.transform(x), model.n_bits) for x in (queries, base))
+    found = np.argsort(-(a @ b.T), axis=1, kind="stable")[:, :k]
+    return np.mean([len(np.intersect1d(f, t)) / k for f, t in zip(found, truth, strict=True)])
