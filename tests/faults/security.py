@@ -135,7 +135,7 @@ def pickle_as_zarr_filter(one: File) -> None:
     (array / "0.0").write_bytes(pickle.dumps(one.objects(4, 8)))
     one.refuses(BAD_INPUT, "och: ", "ingest", array, one.folder / "new")
     (array / ".zarray").write_text(json.dumps({**layout, "dtype": "<f4", "filters": [pickled], "compressor": None}))
-    one.refuses(BAD_INPUT, "a pickle codec", "ingest", array, one.folder / "new")
+    one.refuses(BAD_INPUT, "not an array that Zarr can open .*pickle", "ingest", array, one.folder / "new")
 
 
 def pickle_as_zarr_codec(one: File) -> None:
