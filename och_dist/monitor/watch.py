@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from och_dist.cluster import ClusterOptions, observe
 from och_dist.errors import ClusterError
-from och_dist.monitor.chunks import STATES
+from och_dist.monitor.state import STATES
 
 if TYPE_CHECKING:
     from distributed import Client

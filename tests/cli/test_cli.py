@@ -21,7 +21,7 @@ import pytest
 import zarr
 
 from och_dist.cli import cli
-from och_dist.logs import configure_logging
+from och_dist.cli.session import configure_logging
 from och_dist.search import stage as search_stage
 from och_dist.sources.queries import open_queries
 from och_dist.stop import reader_is_gone

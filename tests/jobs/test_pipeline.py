@@ -11,8 +11,7 @@ import pytest
 from och_dist.cli.app import cli
 from och_dist.cli.session import Session
 from och_dist.errors import UsageError
-from och_dist.jobs.pipeline import StageCall, bundled, load_pipeline
-from och_dist.jobs.runs import run_pipeline
+from och_dist.jobs.pipeline import StageCall, bundled, load_pipeline, run_pipeline
 from och_dist.options import parse_value
 from och_dist.stage import Context
 from tests.support.command import facts, och, one_object, refused

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from och_dist.jobs.pipeline import load_pipeline
-from och_dist.jobs.runs import run_pipeline
+from och_dist.jobs.pipeline import load_pipeline, run_pipeline
 from och_dist.methods.registry import METHODS
 from och_dist.stage import Context, Report
 

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError
-from och_dist.jobs.pipeline import load_pipeline
-from och_dist.jobs.runs import run_pipeline
+from och_dist.jobs.pipeline import load_pipeline, run_pipeline
 from och_dist.stage import Context, Report
 from och_dist.store.index import open_version
 from och_dist.store.results import open_neighbors
