@@ -473,26 +473,31 @@ class WorkerFigures:
 
     def __init__(self) -> None:
         self.recent = Window()
-        self.counts = {"rows": 0, "chunks": 0, "running": 0, "failures": 0}
+        self.rows, self.chunks, self.running, self.failures = 0, 0, 0, 0
 
     def hear(self, event: list[Any], now: float) -> None:
-        counts = self.counts
         if event[0] == "begin":
-            counts["running"] += 1
+            self.running += 1
             return
         state, seconds, facts = event[3:6]
-        counts["running"] = max(0, counts["running"] - 1)
+        self.running = max(0, self.running - 1)
         if state != "done":
-            counts["failures"] += 1
+            self.failures += 1
             return
         rows = facts.get("rows", 0)
-        counts["rows"] += rows
-        counts["chunks"] += 1
+        self.rows, self.chunks = self.rows + rows, self.chunks + 1
         self.recent.add(now, seconds, rows, facts.get("read", 0) + facts.get("written", 0))
 
     def document(self, now: float) -> Document:
         rows, nbytes = self.recent.rates(now)
-        return {"rows_per_second": round(rows, 1), "bytes_per_second": round(nbytes), **self.counts}
+        return {
+            "rows_per_second": round(rows, 1),
+            "bytes_per_second": round(nbytes),
+            "rows": self.rows,
+            "chunks": self.chunks,
+            "running": self.running,
+            "failures": self.failures,
+        }
 
 
 class State:
