@@ -321,7 +321,6 @@ def test_model_of_another_dimension(made: Job, tmp_path: Path) -> None:
         ("--workers 1 and --scheduler exclude each other", "verify {index} --workers 1 --scheduler tcp://127.0.0.1:1"),
         ("--performance-report needs a cluster", "verify {index} --performance-report {out}.html"),
         ("--workers -1; give a number of processes", "verify {index} --workers -1"),
-        ("--threads 0; give each worker 1 thread", "verify {index} --workers 1 --threads 0"),
         ("does not exist; give a pipeline file", "run {out}.toml"),
     ],
 )
