@@ -9,7 +9,8 @@
     python -m benchmarks --suite full --compare results/a.json
 
 Data are generated below ``--data`` (a temporary folder unless given; 20 GB for the full suite) and shared by all
-benchmarks; of two runs on one folder the second is refused. Results go to ``--output``, below benchmarks/results unless given.
+benchmarks; of two runs on one folder the second is refused. Results go to ``--output``, below benchmarks/results unless
+given.
 """
 
 from __future__ import annotations
