@@ -117,11 +117,9 @@ def command_name() -> str:
 # The log on stderr: lines for people, or one JSON object a line for a collector of logs
 
 
-class WithoutTracebacks(logging.Filter):
+def without_tracebacks(record: logging.LogRecord) -> bool:
     """Leaves out what Dask logs with a traceback when a connection is lost: our last sentence says what happened."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not record.exc_info or logging.getLogger(OURS).level <= logging.DEBUG
+    return not record.exc_info or logging.getLogger(OURS).level <= logging.DEBUG
 
 
 class JsonLines(logging.Formatter):
@@ -129,13 +127,8 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        body: dict[str, Any] = {
-            "time": when,
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
+        body = {"time": when, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
+        body |= getattr(record, "fields", {})
         if record.exc_info:
             body["traceback"] = self.formatException(record.exc_info)
         return json.dumps(body, default=str)
@@ -146,7 +139,7 @@ def configure_logging(level: int, form: str = "text") -> None:
     from the threads behind a client, some of them after all is said. In JSON every line is an object.
     """
     for name in TALKATIVE:
-        logging.getLogger(name).filters[:] = [WithoutTracebacks()]
+        logging.getLogger(name).filters[:] = [without_tracebacks]
     lines = JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
     _take_over(OURS, lines)
     logging.getLogger(OURS).setLevel(level)

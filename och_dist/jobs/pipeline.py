@@ -16,7 +16,7 @@ import re
 import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,9 +70,8 @@ class StageCall:
         for name, value in self.params.items():
             facts = [found for found in _placeholders(value) if found.partition(".")[0] in earlier and "." in found]
             if unknown := [found for found in _placeholders(value) if found not in {*variables, *facts}]:
-                raise UsageError(
-                    f"stage {self.id}, {name}: {{{unknown[0]}}} is neither a variable nor a fact of an earlier stage"
-                )
+                where = f"stage {self.id}, {name}"
+                raise UsageError(f"{where}: {{{unknown[0]}}} is neither a variable nor a fact of an earlier stage")
             if not facts:
                 known[name] = _fill(value, variables)
         self._check_values(known)
@@ -116,7 +115,7 @@ def load_pipeline(path: str | Path, settings: Sequence[str] = ()) -> Pipeline:
     steps = _steps(document.get("stages"), str(path))
     pipeline = Pipeline(str(document.get("name", Path(path).stem)), variables, cluster, steps)
     for setting in settings:
-        pipeline = _apply(pipeline, setting)
+        _change(pipeline, setting)
     _check(pipeline)
     return pipeline
 
@@ -156,25 +155,19 @@ def _steps(entries: Any, where: str) -> tuple[StageCall, ...]:
     return tuple(steps)
 
 
-def _apply(pipeline: Pipeline, setting: str) -> Pipeline:
+def _change(pipeline: Pipeline, setting: str) -> None:
+    """Set a variable, or a parameter of the cluster or of a stage."""
     name, separator, text = setting.partition("=")
     if not separator:
         raise UsageError(f"--set {setting}: write name=value or stage.parameter=value")
-    value = parse_value(text)
-    step_id, dot, parameter = name.partition(".")
-    if not dot:
-        if name not in pipeline.variables:
-            raise UsageError(f"--set {name}: there is no such variable; known are {', '.join(pipeline.variables)}")
-        return replace(pipeline, variables={**pipeline.variables, name: value})
-    if step_id == "cluster":
-        return replace(pipeline, cluster={**pipeline.cluster, parameter: value})
-    if step_id not in {step.id for step in pipeline.steps}:
-        raise UsageError(f"--set {name}: no stage {step_id!r}; known are {', '.join(s.id for s in pipeline.steps)}")
-    steps = tuple(
-        replace(step, params={**step.params, parameter: value}) if step.id == step_id else step
-        for step in pipeline.steps
-    )
-    return replace(pipeline, steps=steps)
+    owner, dot, parameter = name.partition(".")
+    if not dot and name not in pipeline.variables:
+        raise UsageError(f"--set {name}: there is no such variable; known are {', '.join(pipeline.variables)}")
+    stages = {step.id: step.params for step in pipeline.steps}
+    if dot and owner not in {"cluster", *stages}:
+        raise UsageError(f"--set {name}: no stage {owner!r}; known are {', '.join(stages)}")
+    table = {"cluster": pipeline.cluster, **stages}[owner] if dot else pipeline.variables
+    table[parameter if dot else name] = parse_value(text)
 
 
 def _check(pipeline: Pipeline) -> None:

@@ -93,6 +93,7 @@ def test_name_of_a_file_without_one(job: Path) -> None:
         ("dim = 4", "dim = 0", "stage generate: dim=0; use at least 1"),
         ("rows = 20", "rows = -1", "stage generate: rows=-1; use at least 1"),
         ('model = "{learn.model}"', "", "stage encode lacks model"),
+        ("dim = 4", "dim = 4\nchunk_rows = 'many'", "stage generate: chunk_rows='many'; expected int"),
         ('stage = "train"', 'stage = "tarin"', "stage 'tarin' is not known; use one of fetch, generate, "),
         ('stage = "train"', 'stage = ["train"]', r"stage \['train'\] is not known"),
         ('stage = "train"', "", "stage None is not known"),
