@@ -127,8 +127,13 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        body = {"time": when, "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage()}
-        body |= getattr(record, "fields", {})
+        body: dict[str, Any] = {
+            "time": when,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
         if record.exc_info:
             body["traceback"] = self.formatException(record.exc_info)
         return json.dumps(body, default=str)

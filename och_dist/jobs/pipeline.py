@@ -291,8 +291,7 @@ def _here() -> dict[str, Any]:
 
 def _brief(facts: dict[str, Any]) -> dict[str, Any]:
     """Without what belongs into a result file, such as the neighbours of a search."""
-    sizes = {name: len(json.dumps(value)) for name, value in facts.items()}
-    return {name: value for name, value in facts.items() if sizes[name] <= MAX_FACT_BYTES}
+    return {name: value for name, value in facts.items() if len(json.dumps(value)) <= MAX_FACT_BYTES}
 
 
 @checked
