@@ -9,7 +9,8 @@
     python -m benchmarks --suite full --compare results/a.json
 
 Data are generated below ``--data`` (a temporary folder unless given; 20 GB for the full suite) and shared by all
-benchmarks. Results go to ``--output``, below benchmarks/results unless given.
+benchmarks; of two runs on one folder the second is refused. Results go to ``--output``, below benchmarks/results unless
+given.
 """
 
 from __future__ import annotations
@@ -21,11 +22,21 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.suite import report
-from benchmarks.suite.ground import SUITES, Ground
-from benchmarks.suite.measure import Outcome
-from benchmarks.suite.plot import growth_picture
-from benchmarks.suite.rows import BENCHMARKS, SCRIPTS, run_script
+try:
+    from benchmarks.suite import report
+    from benchmarks.suite.ground import SUITES, Ground
+    from benchmarks.suite.measure import Outcome
+    from benchmarks.suite.plot import growth_picture
+    from benchmarks.suite.rows import BENCHMARKS, SCRIPTS, run_script
+    from och_dist.errors import OchError
+    from och_dist.store import locked, open_objects
+except ModuleNotFoundError as error:
+    if str(error.name).startswith(("benchmarks", "och_dist")):
+        raise
+    raise SystemExit(
+        f"benchmarks: {error.name} is not installed; the test extra brings what the benchmarks need: "
+        "pip install '.[test]' at the top of the source tree"
+    ) from None
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -40,7 +51,11 @@ def main() -> None:
         return
     with contextlib.ExitStack() as stack:
         folder = options.data or stack.enter_context(tempfile.TemporaryDirectory(prefix="och-benchmarks-"))
-        _run(options, Path(folder))
+        try:
+            stack.enter_context(locked(open_objects(str(folder)), run=f"of --suite {options.suite}"))
+            _run(options, Path(folder))
+        except OchError as error:
+            raise SystemExit(f"benchmarks: {error}") from error
 
 
 def _run(options: argparse.Namespace, folder: Path) -> None:

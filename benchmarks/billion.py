@@ -14,6 +14,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,30 +27,32 @@ from och_dist import LSH
 from och_dist.search.searcher import Searcher, open_index
 from och_dist.store.index import find_index
 
-BITS, CENTRES, CHECKED = 64, 1_000_000, 10
+BITS, CHECKED = 64, 10
+
+Answer = tuple[np.ndarray, np.ndarray]
 
 
 @cache
-def centres() -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 2**64, CENTRES, np.uint64)
+def centres(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 2**64, count, np.uint64)
 
 
-def some_codes(number: int, rows: int) -> np.ndarray:
+def some_codes(number: int, rows: int, n_centres: int) -> np.ndarray:
     """Codes (rows, 8) uint8 of chunk ``number``."""
     rng = np.random.default_rng((1, number))
-    words = centres()[rng.integers(0, CENTRES, rows)]
+    words = centres(n_centres)[rng.integers(0, n_centres, rows)]
     flips = [rng.integers(0, 2**64, rows, np.uint64) for _ in range(3)]
     return (words ^ (flips[0] & flips[1] & flips[2])).view(np.uint8).reshape(-1, 8)
 
 
-def make_index(path: Path, rows: int) -> None:
+def make_index(path: Path, rows: int, n_centres: int) -> None:
     """Write and publish generated codes; the model only stands for one, as the queries are codes too."""
     vectors = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
     hasher = LSH(BITS, random_state=0).fit(vectors)
-    write_index(path, hasher, rows, lambda number, start, stop: some_codes(number, stop - start))
+    write_index(path, hasher, rows, lambda number, start, stop: some_codes(number, stop - start, n_centres))
 
 
-def plain_scan(searcher: Searcher, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def plain_scan(searcher: Searcher, queries: np.ndarray, k: int) -> Answer:
     """The same by NumPy alone, chunk by chunk."""
     words = queries.view(np.uint64)[:, 0]
     best = [(np.empty(0, np.int64), np.empty(0, np.int64)) for _ in words]
@@ -96,17 +99,18 @@ def measured(path: Path, queries: np.ndarray, k: int, *, resident: bool, repeats
     return {**facts, f"{name}_peak_mb": round(memory.peak / 1e6)}, found
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None, scan: Callable[[Searcher, np.ndarray, int], Answer] = plain_scan) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--rows", type=int, default=10**9)
     parser.add_argument("--queries", type=int, default=100)
     parser.add_argument("-k", type=int, default=100)
-    options = parser.parse_args()
+    parser.add_argument("--centres", type=int, default=1_000_000)
+    options = parser.parse_args(words)
     path = options.dir / f"index-{options.rows}"
     if find_index(str(path)) is None:
-        make_index(path, options.rows)
-    queries = some_codes(-1 % 2**31, options.queries)
+        make_index(path, options.rows, options.centres)
+    queries = some_codes(-1 % 2**31, options.queries, options.centres)
     facts: dict[str, Any] = {"rows": options.rows, "queries": options.queries, "k": options.k, "cores": os.cpu_count()}
     answers = []
     for resident in (False, True):
@@ -115,7 +119,7 @@ def main() -> None:
         answers.append(found)
     with open_index(str(path), resident=False) as searcher:
         started = time.perf_counter()
-        expected = plain_scan(searcher, queries[:CHECKED], options.k)
+        expected = scan(searcher, queries[:CHECKED], options.k)
         facts["plain_scan_of_10_seconds"] = round(time.perf_counter() - started, 1)
     for found in answers:
         if not all(np.array_equal(a[:CHECKED], b) for a, b in zip(found, expected, strict=True)):

@@ -1,6 +1,6 @@
 """CPU time of the kernels under the stages, one thread, per 8,192 rows; and how many centres bounds leave in k-means.
 
-    python -m benchmarks.kernels [--dim 960] [--centres 300]
+    python -m benchmarks.kernels [--dim 960] [--centres 300] [--rows 8192]
 
 CPU time, so that a busy machine disturbs less; the least of some repeats.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import faiss
@@ -26,10 +26,6 @@ from och_dist.kernels.moments import block_moments
 from och_dist.kernels.project import encode_linear
 from och_dist.store.arrays import ArraySpec, create_array, open_array, read_plain_chunk, read_rows, write_chunk
 from och_dist.store.objects import LocalObjects
-
-ROWS, QUERIES = 8192, 1000
-ROUNDS = 10
-BOUND_ROWS = 16_384
 
 
 def cpu_ms(action: Callable[[], Any], repeats: int = 5) -> float:
@@ -52,12 +48,12 @@ def reading(rows: np.ndarray, folder: str) -> Iterator[tuple[str, float]]:
     yield "read a chunk in one copy", cpu_ms(lambda: read_plain_chunk(objects, "a", spec, 0))
 
 
-def arithmetic(rows: np.ndarray, centres: np.ndarray) -> Iterator[tuple[str, float]]:
+def arithmetic(rows: np.ndarray, centres: np.ndarray, n_queries: int) -> Iterator[tuple[str, float]]:
     d = rows.shape[1]
     mean, offsets = rows.mean(axis=0), np.zeros(64, np.float32)
     projection = np.random.default_rng(0).standard_normal((d, 64)).astype(np.float32)
     shared, pilot = begin_round(centres), mean.astype(np.float64)
-    index, queries = faiss.IndexFlatL2(d), gist_rows(1 << 40, QUERIES, dim=d)
+    index, queries = faiss.IndexFlatL2(d), gist_rows(1 << 40, n_queries, dim=d)
     index.add(centres)
     near = np.sort(euclidean_top_k(queries, rows, 9).dense(9)[0], axis=1)[:, -1]
     yield "codes, 64 bits", cpu_ms(lambda: encode_linear(rows, mean, projection, offsets))
@@ -69,14 +65,14 @@ def arithmetic(rows: np.ndarray, centres: np.ndarray) -> Iterator[tuple[str, flo
     yield "  faiss assignment alone", cpu_ms(lambda: index.search(rows, 1))
     yield "exact labels and distances", cpu_ms(lambda: assign(rows, centres, shared=shared))
     yield "  by the exact search for one neighbour", cpu_ms(lambda: euclidean_top_k(rows, centres, 1))
-    yield f"exact neighbours of {QUERIES:,} queries", cpu_ms(lambda: euclidean_top_k(queries, rows, 100, limit=near))
+    yield f"exact neighbours of {n_queries:,} queries", cpu_ms(lambda: euclidean_top_k(queries, rows, 100, limit=near))
     yield "  bare product", cpu_ms(lambda: queries @ rows.T)
 
 
-def rounds_of_kmeans(rows: np.ndarray, n_centres: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def rounds_of_kmeans(rows: np.ndarray, n_centres: int, rounds: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Centres before and after each round, from random rows."""
     centres = rows[np.random.default_rng(0).choice(len(rows), n_centres, replace=False)].copy()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         moved = next_centres(block_sums(rows, begin_round(centres)), centres)
         yield centres, moved
         centres = moved
@@ -104,18 +100,21 @@ def bounds_left(rows: np.ndarray, centres: np.ndarray, moved: np.ndarray) -> str
     return f"{max(0, shared.axes.shape[1] - 2)} | {left:.1f} | {hamerly:.1%} | {elkan:.1f}"
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dim", type=int, default=960)
     parser.add_argument("--centres", type=int, default=300)
-    options = parser.parse_args()
+    parser.add_argument("--rows", type=int, default=8192)
+    parser.add_argument("--queries", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=10)
+    options = parser.parse_args(words)
     faiss.omp_set_num_threads(1)
-    many = gist_rows(0, BOUND_ROWS, dim=options.dim)
-    rows = many[:ROWS]
+    many = gist_rows(0, 2 * options.rows, dim=options.dim)
+    rows = many[: options.rows]
     with threadpool_limits(1), tempfile.TemporaryDirectory() as folder:
-        history = list(rounds_of_kmeans(many, options.centres))
+        history = list(rounds_of_kmeans(many, options.centres, options.rounds))
         print(f"| {len(rows):,} x {options.dim} float32, {options.centres} centres | CPU ms |\n|---|---|")
-        for name, value in (*reading(rows, folder), *arithmetic(rows, history[-1][0])):
+        for name, value in (*reading(rows, folder), *arithmetic(rows, history[-1][0], options.queries)):
             print(f"| {name} | {value:.1f} |")
         print(f"\n{len(many):,} rows, rounds from random rows\n")
         print("| round | axes | centres left per row | rows Hamerly would skip next | centres left to Elkan next |")

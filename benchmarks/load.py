@@ -17,7 +17,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,13 +161,13 @@ def surroundings(workers: int) -> Iterator[Context]:
         yield Context(client=client)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
+def run(options: argparse.Namespace, make: Callable[..., list[Case]] = make_cases) -> dict[str, Any]:
     tally, over = Tally(), threading.Event()
     with tempfile.TemporaryDirectory() as folder, surroundings(options.workers) as context:
         index = make_index(Path(folder), options.rows)
         with open_index(index, client=context.client) as searcher:
             third = np.arange(searcher.rows) % 3 == 0
-            cases, mask = make_cases(searcher, third, options.cases), row_set(third)
+            cases, mask = make(searcher, third, options.cases), row_set(third)
             for kind in KINDS:  # load and compile before the clock runs
                 next(case for case in cases if case.kind == kind).ask(searcher, mask)
             started = time.perf_counter()
@@ -210,7 +210,7 @@ def report(options: argparse.Namespace, tally: Tally, seconds: float) -> dict[st
     }
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None, make: Callable[..., list[Case]] = make_cases) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--seconds", type=float, default=120)
@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--cases", type=int, default=64)
     parser.add_argument("--kill", type=float, default=0, help="Seconds between kills of a worker; 0: none.")
-    result = run(parser.parse_args())
+    result = run(parser.parse_args(words), make)
     print(json.dumps(result, indent=1))
     raise SystemExit(1 if result["wrong"] else 0)
 

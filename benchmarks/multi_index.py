@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,10 +60,10 @@ def cpu_time(action: Callable[[], Any], repeats: int = 2) -> tuple[float, Any]:
     return best, result
 
 
-def partitions(codes: np.ndarray, bits: int) -> list[Part]:
+def partitions(codes: np.ndarray, bits: int, size: int) -> list[Part]:
     parts = []
-    for first in range(0, len(codes), PARTITION_ROWS):
-        block = lay_out(codes[first : first + PARTITION_ROWS], bits)
+    for first in range(0, len(codes), size):
+        block = lay_out(codes[first : first + size], bits)
         parts.append((first, block, make_tables(block)))
     return parts
 
@@ -74,20 +74,19 @@ def numbered(first: int, distances: np.ndarray, rows: np.ndarray) -> Answer:
 
 
 def search_flat(parts: list[Part], queries: np.ndarray, k: int) -> Answer:
-    best: Answer | None = None
-    for first, block, _ in parts:
-        limits = None if best is None else np.ascontiguousarray(best[0][:, -1])
-        found = numbered(first, *hamming_top_k(queries, block, k, limits=limits))
-        best = found if best is None else merge_top_k([best, found], k)
-    assert best is not None
-    return best
+    return merged(parts, k, lambda block, tables, limits: hamming_top_k(queries, block, k, limits=limits))
 
 
 def search_tables(parts: list[Part], queries: np.ndarray, k: int) -> Answer:
+    return merged(parts, k, lambda block, tables, limits: tables.top_k(queries, k, limits=limits))
+
+
+def merged(parts: list[Part], k: int, scan: Callable[[CodeBlock, BucketTables, np.ndarray | None], Answer]) -> Answer:
+    """The nearest of all parts; each is told what those before it found."""
     best: Answer | None = None
-    for first, _, tables in parts:
+    for first, block, tables in parts:
         limits = None if best is None else np.ascontiguousarray(best[0][:, -1])
-        found = numbered(first, *tables.top_k(queries, k, limits=limits))
+        found = numbered(first, *scan(block, tables, limits))
         best = found if best is None else merge_top_k([best, found], k)
     assert best is not None
     return best
@@ -100,10 +99,10 @@ def problems(options: argparse.Namespace) -> Iterator[tuple[str, int, int, list[
                 rng = np.random.default_rng(rows)
                 codes, queries = make(rows, bits, rng), make(options.queries, bits, rng)
                 sample = Sample(codes[:: max(1, rows // SAMPLE_ROWS)], queries[:PROBES], bits)
-                yield kind, bits, rows, partitions(codes, bits), queries, sample
+                yield kind, bits, rows, partitions(codes, bits, options.partition_rows), queries, sample
 
 
-def crossover(options: argparse.Namespace) -> None:
+def crossover(options: argparse.Namespace, search: Callable[..., Answer]) -> None:
     print("| codes | bits | rows | k | k-th distance | flat us | tables us | ratio | predicted | planner | right |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|")
     picks = []
@@ -111,7 +110,7 @@ def crossover(options: argparse.Namespace) -> None:
         cut = [(block.n, len(tables.arrays.starts)) for _, block, tables in parts]
         for k in options.k:
             flat, expected = cpu_time(lambda: search_flat(parts, queries, k))  # noqa: B023
-            multi, found = cpu_time(lambda: search_tables(parts, queries, k))  # noqa: B023
+            multi, found = cpu_time(lambda: search(parts, queries, k))  # noqa: B023
             if not all(np.array_equal(one, other) for one, other in zip(expected, found, strict=True)):
                 raise SystemExit(f"{kind}, {bits} bits, {rows} rows, k={k}: the answers differ")
             plan = predict(sample, cut, k=k, n_queries=len(queries))
@@ -164,15 +163,19 @@ def _fit(columns: np.ndarray, times: np.ndarray) -> np.ndarray:
     return nnls(columns / times[:, None], np.ones(len(times)))[0]
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None, tables: Callable[..., Answer] = search_tables) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
     parser.add_argument("--bits", type=int, nargs="+", default=[32, 64, 128])
     parser.add_argument("--k", type=int, nargs="+", default=[1, 10, 100])
     parser.add_argument("--queries", type=int, default=64)
     parser.add_argument("--constants", action="store_true", help="Measure the constants of the cost model.")
-    options = parser.parse_args()
-    (constants if options.constants else crossover)(options)
+    parser.add_argument("--partition-rows", type=int, default=PARTITION_ROWS)
+    options = parser.parse_args(words)
+    if options.constants:
+        constants(options)
+    else:
+        crossover(options, tables)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import argparse
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -152,8 +152,10 @@ def compared(ours: Answer, theirs: Answer) -> str:
 class Contest:
     """One problem, opened by one and by two threads, by two workers, and by FAISS."""
 
-    def __init__(self, given: Problem, client: Any, repeats: int, *, busy: bool = False) -> None:
-        self.given, self.repeats, self.busy = given, repeats, busy
+    def __init__(
+        self, given: Problem, client: Any, repeats: int, *, busy: bool = False, batches: Sequence[int] = BATCHES
+    ) -> None:
+        self.given, self.repeats, self.busy, self.batches = given, repeats, busy, batches
         self.index = faiss.IndexBinaryFlat(given.bits)
         self.index.add(given.codes)
         self.one = open_index(given.path, threads=1)
@@ -192,7 +194,7 @@ class Contest:
 
     def on_workers(self, k: int) -> Iterator[str]:
         """Rows of the second table: the same batches by two threads and by two workers."""
-        for size in BATCHES:
+        for size in self.batches:
             queries = np.tile(self.given.queries, (-(-size // len(self.given.queries)), 1))[:size]
             same = compared(self.workers.search_codes(queries, k=k), self.two.search_codes(queries, k=k))
             actions: dict[str, Action] = {

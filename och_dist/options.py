@@ -14,6 +14,7 @@ import builtins
 import functools
 import inspect
 import numbers
+import operator
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,24 +49,24 @@ class Option:
     commas: bool = False
 
     @property
+    def _limits(self) -> list[tuple[str, Callable[[Any, Any], bool], float]]:
+        """Words, comparison and number of each limit that there is."""
+        named = [
+            ("at least", operator.ge, self.at_least),
+            ("a number above", operator.gt, self.above),
+            ("below", operator.lt, self.below),
+            ("at most", operator.le, self.at_most),
+        ]
+        return [(words, holds, number) for words, holds, number in named if number is not None]
+
+    @property
     def range(self) -> str:
         """'at least 1', 'a number above 0 and at most 1', or nothing."""
-        limits = {
-            "at least": self.at_least,
-            "a number above": self.above,
-            "below": self.below,
-            "at most": self.at_most,
-        }
-        return " and ".join(f"{words} {limit}" for words, limit in limits.items() if limit is not None)
+        return " and ".join(f"{words} {number}" for words, _, number in self._limits)
 
     def holds(self, value: Any) -> bool:
         """Whether a number is in the range; NaN is in none."""
-        return bool(
-            (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-            and (self.at_most is None or value <= self.at_most)
-        )
+        return all(holds(value, number) for _, holds, number in self._limits)
 
 
 # What more than one stage has.
@@ -228,10 +229,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, str) or (
             isinstance(value, list | tuple) and all(_fits(item, get_args(hint)[0]) for item in value)
         )
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
     return isinstance(value, hint)
 
 

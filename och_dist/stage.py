@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -32,6 +33,23 @@ class Context:
 
     client: Client | None = None
     progress: Callable[[str, int], Callable[[int], None]] = field(default=lambda description, total: lambda count: None)
+
+
+class LateContext(Context):
+    """A context that is opened when a stage first asks for it: a night with nothing to do starts no cluster."""
+
+    _opened: Callable[[], Context]
+
+    def __init__(self, opened: Callable[[], Context]) -> None:
+        object.__setattr__(self, "_opened", functools.cache(opened))
+
+    @property
+    def client(self) -> Client | None:
+        return self._opened().client
+
+    @property
+    def progress(self) -> Callable[[str, int], Callable[[int], None]]:
+        return self._opened().progress
 
 
 def require_room(corpus: Corpus, context: Context, what: str, *, extra_bytes: int = 0) -> None:

@@ -24,7 +24,6 @@ ROOMS: dict[str, set[str]] = {
     "options": set(),
     "catalog": set(),
     "settings": {"dask", "distributed"},
-    "logs": {"distributed"},
     "kernels": {"numpy", "scipy", "numba", "llvmlite"},
     "methods": {"numpy", "scipy", "numba", "sklearn", "threadpoolctl"},
     "store": {"numpy", "scipy", "zarr", "obstore", "google_crc32c", "numcodecs", "pyarrow"},

@@ -4,7 +4,4 @@ from __future__ import annotations
 
 from och_dist.cli.app import cli, main
 
-__all__ = [
-    "cli",
-    "main",
-]
+__all__ = ["cli", "main"]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from typing import Any
 
 import click
 
 import och_dist
 from och_dist.catalog import COMMANDS, OTHERS
+from och_dist.cli.session import last_words
 from och_dist.errors import ClusterError, IncompleteError, OchError
-from och_dist.logs import last_words, logs_json
 from och_dist.stop import NOBODY_READS, Terminated, drop_stdout, exit_code_of, reader_is_gone, stop_politely
 
 logger = logging.getLogger("och_dist")
 
+ENDED = (Terminated, KeyboardInterrupt)
 ONE_PIECE = ("search", "truth", "evaluate", "inspect", "status", "delete", "doctor", "history")
 
 
@@ -26,46 +26,27 @@ class OchGroup(click.Group):
         return sorted([*COMMANDS, *OTHERS])
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name in COMMANDS and name not in self.commands:
-            from och_dist.cli.stages import stage_command
+        if name not in self.commands and name in self.list_commands(ctx):
+            from och_dist.cli.commands import make_command
 
-            self.add_command(stage_command(name, COMMANDS[name]))
-        elif name in OTHERS and name not in self.commands:
-            from och_dist.cli import others
-
-            self.add_command(getattr(others, name))
+            self.add_command(make_command(name))
         return super().get_command(ctx, name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             with stop_politely():
                 return super().invoke(ctx)
-        except OchError as error:
-            last_words(str(error), error.exit_code)
-            ctx.exit(error.exit_code)
-        except (Terminated, KeyboardInterrupt) as end:
-            how = "terminated" if isinstance(end, Terminated) else "interrupted"
-            last_words(_ended(how, end, ctx), exit_code_of(end))
-            ctx.exit(exit_code_of(end))
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except OSError as error:
-            if reader_is_gone(error):  # 'och ... | head' has seen enough: end as other programs of a pipe do
-                drop_stdout()
-                ctx.exit(NOBODY_READS)
-            ours = _accident(error)
-            last_words(str(ours), ours.exit_code)
-            ctx.exit(ours.exit_code)
-        except Exception:
-            if not logs_json():
-                traceback.print_exc()
-            last_words(
-                "an unexpected error (above); what is published is whole, and what is done is kept. Please report it; "
-                "running the same command again is safe",
-                1,
-                traceback=True,
-            )
-            ctx.exit(1)
+        except (Exception, Terminated, KeyboardInterrupt) as error:
+            if isinstance(error, OSError):
+                if reader_is_gone(error):  # 'och ... | head' has seen enough: end as other programs of a pipe do
+                    drop_stdout()
+                    ctx.exit(NOBODY_READS)
+                error = _accident(error)
+            code = exit_code_of(error)
+            last_words(_sentence(error, ctx), code, unexpected=not isinstance(error, (OchError, *ENDED)))
+            ctx.exit(code)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Whole sentences, wrapped: Click would cut them off at the width of the terminal."""
@@ -85,12 +66,20 @@ def _accident(error: OSError) -> OchError:
     )
 
 
-def _ended(how: str, end: BaseException, ctx: click.Context) -> str:
+def _sentence(error: BaseException, ctx: click.Context) -> str:
     """What happened, what is safe, and what continues."""
-    detail = "".join(f", and {text}" for text in end.args)
+    if isinstance(error, OchError):
+        return str(error)
+    if not isinstance(error, ENDED):
+        return (
+            "an unexpected error (above); what is published is whole, and what is done is kept. Please report it; "
+            "running the same command again is safe"
+        )
+    how = "terminated" if isinstance(error, Terminated) else "interrupted"
+    how += "".join(f", and {text}" for text in error.args)
     if ctx.invoked_subcommand in ONE_PIECE:
-        return f"{how}{detail}; nothing half-written is left: run the same command again"
-    return f"{how}{detail}; what is done is kept: run the same command again to go on"
+        return f"{how}; nothing half-written is left: run the same command again"
+    return f"{how}; what is done is kept: run the same command again to go on"
 
 
 @click.group(

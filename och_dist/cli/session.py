@@ -1,4 +1,4 @@
-"""What a command runs in: the options that all share, the log they ask for, the cluster, and where the report goes."""
+"""What a command runs in: the log it asks for, the cluster, and where its report goes."""
 
 from __future__ import annotations
 
@@ -6,60 +6,26 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from och_dist.cli.parameters import click_parameter
 from och_dist.errors import UsageError
-from och_dist.logs import adopt_dask, configure_logging
-from och_dist.options import Option, read_declared
+from och_dist.options import read_declared
 
 if TYPE_CHECKING:
     from och_dist.stage import Context, Report
 
+OURS = "och_dist"
+TALKATIVE = (
+    *("asyncio", "tornado.application", "distributed.client", "distributed.core", "distributed.batched"),
+    *("distributed.comm.tcp", "distributed.scheduler", "distributed.nanny", "distributed.deploy.spec"),
+)
+DASK = ("distributed", "distributed.client", "bokeh", "tornado", "tornado.application")
 LOCAL = ("workers", "threads", "memory_limit")
-OBSERVER = ("scheduler", "tls_ca", "tls_cert", "tls_key", "insecure")
-CLUSTER = read_declared("cluster:ClusterOptions")
-
-
-def output_options() -> list[click.Option]:
-    """--json, -v, -q and --log-format."""
-    formats = "Log on stderr as lines of text, or as one JSON object a line."
-    return [
-        click.Option(["as_json", "--json"], is_flag=True, help="Print the report as one JSON object."),
-        click.Option(["-v", "--verbose"], is_flag=True, help="More on stderr."),
-        click.Option(["-q", "--quiet"], is_flag=True, help="Only warnings and errors on stderr."),
-        click.Option(
-            ["--log-format"], type=click.Choice(["text", "json"]), default="text", show_default=True, help=formats
-        ),
-    ]
-
-
-def cluster_options(names: Sequence[str] = tuple(CLUSTER)) -> list[click.Parameter]:
-    """Where the work runs; None where nothing is said, so that a pipeline file or dask.yaml has its say."""
-    return [click_parameter(replace(CLUSTER[name], default=None)) for name in names]
-
-
-def working_options() -> list[click.Parameter]:
-    """Output and cluster, as all commands have them that work on one."""
-    report = click.Option(
-        ["--performance-report"], metavar="FILE", help="Write Dask's performance report (HTML) to FILE."
-    )
-    cluster = cluster_options()
-    place = 1 + list(CLUSTER).index("dashboard")
-    return [*output_options(), *cluster[:place], report, *cluster[place:]]
-
-
-def observer_options() -> list[click.Parameter]:
-    """Output, and a scheduler to look at."""
-    scheduler, *security = cluster_options(OBSERVER)
-    scheduler = click_parameter(
-        replace(CLUSTER["scheduler"], option=Option("A running scheduler: address or file.", metavar="ADDRESS|FILE"))
-    )
-    return [*output_options(), scheduler, *security]
 
 
 class Session:
@@ -71,7 +37,7 @@ class Session:
         self.log_format: str = options.pop("log_format")
         self.dashboard: str | None = None
         self.performance_report: str | None = options.pop("performance_report", None)
-        given = {name: options.pop(name, None) for name in CLUSTER}
+        given = {name: options.pop(name, None) for name in read_declared("cluster:ClusterOptions")}
         self.cluster = {name: value for name, value in given.items() if value is not None}
         verbose = options.pop("verbose")
         level = logging.WARNING if self.quiet else logging.DEBUG if verbose else logging.INFO
@@ -88,7 +54,7 @@ class Session:
         adopt_dask()
         with connect(options) as client, contextlib.ExitStack() as stack:
             self.dashboard = dashboard_link(client)
-            if self.dashboard and not self.quiet:
+            if self.dashboard:
                 self._announce(f"dashboard: {self.dashboard}")
             if self.performance_report:
                 if client is None:
@@ -97,7 +63,7 @@ class Session:
 
                 stack.enter_context(client.as_current())
                 stack.enter_context(performance_report(filename=self.performance_report))
-            if stack.enter_context(monitored(client, job or command_name())) and self.dashboard and not self.quiet:
+            if stack.enter_context(monitored(client, job or command_name())) and self.dashboard:
                 self._announce(f"this job:  {self.dashboard.removesuffix('status')}och")
             bars = sys.stderr.isatty() and not self.quiet and self.log_format == "text"
             progress = stack.enter_context(progress_bars()) if bars else log_progress
@@ -105,8 +71,8 @@ class Session:
 
     def _announce(self, text: str) -> None:
         if self.log_format == "json":
-            logging.getLogger("och_dist").info("%s", text)
-        else:
+            logging.getLogger(OURS).info("%s", text)  # at --quiet not shown
+        elif not self.quiet:
             click.echo(text, err=True)
 
     def settings(self, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -146,3 +112,74 @@ def command_name() -> str:
             values = value if isinstance(value, tuple) else (value,)
             words += [str(item).rstrip("/").rpartition("/")[2] for item in values[:3]]
     return " ".join(words)[:120]
+
+
+# The log on stderr: lines for people, or one JSON object a line for a collector of logs
+
+
+def without_tracebacks(record: logging.LogRecord) -> bool:
+    """Leaves out what Dask logs with a traceback when a connection is lost: our last sentence says what happened."""
+    return not record.exc_info or logging.getLogger(OURS).level <= logging.DEBUG
+
+
+class JsonLines(logging.Formatter):
+    """time (UTC), level, logger, message, and whatever else a record was given as ``fields``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        body: dict[str, Any] = {
+            "time": when,
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            body["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(body, default=str)
+
+
+def configure_logging(level: int, form: str = "text") -> None:
+    """Our own log on stderr. What Dask logs stays as Dask configures it, but for tracebacks (-v shows them): those come
+    from the threads behind a client, some of them after all is said. In JSON every line is an object.
+    """
+    for name in TALKATIVE:
+        logging.getLogger(name).filters[:] = [without_tracebacks]
+    lines = JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    _take_over(OURS, lines)
+    logging.getLogger(OURS).setLevel(level)
+    logging.captureWarnings(form == "json")
+    if form == "json":
+        _take_over("py.warnings", lines)
+
+
+def adopt_dask() -> None:
+    """Dask gives its loggers handlers of their own when it is imported; in a JSON log ours takes their place."""
+    if logs_json():
+        import distributed  # noqa: F401
+
+        for name in DASK:
+            _take_over(name, JsonLines())
+
+
+def _take_over(name: str, lines: logging.Formatter) -> None:
+    """One handler for each logger: a local cluster silences those of Dask while it lives."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(lines)
+    logging.getLogger(name).handlers[:] = [handler]
+    logging.getLogger(name).propagate = False
+
+
+def logs_json() -> bool:
+    return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger(OURS).handlers)
+
+
+def last_words(text: str, exit_code: int, *, unexpected: bool) -> None:
+    """Why a command ends: 'och: ...' on stderr, or the last line of a JSON log; the traceback if that is a bug."""
+    if logs_json():
+        fields = {"fields": {"exit_code": exit_code}}
+        logging.getLogger(OURS).error("%s", text, extra=fields, exc_info=unexpected)
+        return
+    if unexpected:
+        traceback.print_exc()
+    print(f"och: {text}", file=sys.stderr)

@@ -3,15 +3,6 @@
 from __future__ import annotations
 
 from och_dist.jobs.dry_run import plan
-from och_dist.jobs.pipeline import Pipeline, bundled, load_pipeline
-from och_dist.jobs.runs import history, recorded, run_pipeline
+from och_dist.jobs.pipeline import bundled, history, load_pipeline, recorded, run_pipeline
 
-__all__ = [
-    "Pipeline",
-    "bundled",
-    "history",
-    "load_pipeline",
-    "plan",
-    "recorded",
-    "run_pipeline",
-]
+__all__ = ["bundled", "history", "load_pipeline", "plan", "recorded", "run_pipeline"]

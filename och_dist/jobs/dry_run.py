@@ -7,44 +7,31 @@ vectors, such as the verdict of the drift gate, is said to be open.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from och_dist.errors import BadInputError, OchError
 from och_dist.ingest import default_chunk_rows, known_sources, new_sources
 from och_dist.jobs.pipeline import Pipeline
-from och_dist.sources import VectorFile, open_queries, open_sources
+from och_dist.sources import open_queries, open_sources
 from och_dist.stage import WORKING_BYTES
-from och_dist.store import (
-    ArraySpec,
-    done_chunks,
-    find_corpus,
-    find_index,
-    list_jobs,
-    open_objects,
-    version_numbers,
-)
+from och_dist.store import ArraySpec, done_chunks, find_corpus, find_index, list_jobs, open_objects, version_numbers
 from och_dist.train import MIN_ROWS, SAMPLE_ROWS, make_hasher, other_parameters, sample_size, training_request
 from och_dist.upkeep import gc
 
+Facts = dict[str, Any]
+Params = Mapping[str, Any]
 
-@dataclass(frozen=True)
-class Shape:
-    """A corpus as it is, or is expected to be."""
+OPEN = "depends on the stages before"
 
-    rows: int
-    dim: int
-    dtype: str
-    chunk_rows: int
+
+class Shape(ArraySpec):
+    """The vectors of a corpus as they are, or are expected to be; ``chunk_rows`` is that of the largest chunks."""
 
     @property
     def chunk_bytes(self) -> int:
         return min(self.rows, self.chunk_rows) * self.row_bytes
-
-    @property
-    def row_bytes(self) -> int:
-        return ArraySpec(self.rows, self.dim, self.dtype, self.chunk_rows).row_bytes
 
     @property
     def pass_bytes(self) -> int:
@@ -69,34 +56,28 @@ class Planned:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
-@dataclass
 class Outlook:
     """What the stages before are expected to have left."""
 
-    corpora: dict[str, Shape] = field(default_factory=dict)
-    new_model: bool = False
+    def __init__(self) -> None:
+        self.corpora: dict[str, Shape] = {}
+        self.new_model = False
 
     def shape(self, url: str) -> Shape | None:
         place = open_objects(url).url
-        if place not in self.corpora:
-            found = find_corpus(url)
-            if found is None:
-                return None
+        found = None if place in self.corpora else find_corpus(url)
+        if found is not None:
             largest = max(segment.chunk_rows for segment in found.segments)
             self.corpora[place] = Shape(found.rows, found.dim, found.dtype, largest)
-        return self.corpora[place]
+        return self.corpora.get(place)
 
-    def grow(self, url: str, rows: int, dim: int, dtype: str, chunk_rows: int | None) -> Shape:
-        before, size = self.shape(url), min(rows, chunk_rows or default_chunk_rows(dim, dtype))
-        held, largest = (before.rows, before.chunk_rows) if before else (0, 1)
-        shape = Shape(held + rows, dim, dtype, max(largest, size))
+    def add(self, rows: int, dim: int, dtype: str, params: Params) -> Facts:
+        """New rows for the corpus: how many they are, and what storing them takes."""
+        url, size = params["corpus"], min(rows, params["chunk_rows"] or default_chunk_rows(dim, dtype))
+        before = self.shape(url) or Shape(0, dim, dtype, 1)
+        shape = Shape(before.rows + rows, dim, dtype, max(before.chunk_rows, size))
         self.corpora[open_objects(url).url] = shape
-        return shape
-
-
-Facts = dict[str, Any]
-Params = Mapping[str, Any]
-OPEN = "depends on the stages before"
+        return {"rows": rows, "bytes": rows * shape.row_bytes, "task_memory": 4 * size * shape.row_bytes}
 
 
 def plan(pipeline: Pipeline) -> list[Planned]:
@@ -104,7 +85,8 @@ def plan(pipeline: Pipeline) -> list[Planned]:
     outlook, planned = Outlook(), []
     for step in pipeline.steps:
         try:
-            facts = PLANNERS.get(step.name, _other)(step.expected(pipeline.variables), outlook)
+            planner = PLANNERS.get(step.name)
+            facts = planner(step.expected(pipeline.variables), outlook) if planner else {"does": OPEN}
         except (BadInputError, OSError) as error:
             facts = {"does": f"not known yet: {error}"}
         except OchError as error:
@@ -113,41 +95,27 @@ def plan(pipeline: Pipeline) -> list[Planned]:
     return planned
 
 
-def _files(sources: list[VectorFile], corpus: str, chunk_rows: int | None, outlook: Outlook) -> Facts:
+def _files(params: Params, outlook: Outlook) -> Facts:
+    """Of an inbox, or named ones: those that the corpus does not hold yet."""
+    corpus, dataset = find_corpus(params["corpus"]), params["dataset"]
+    if "inbox" in params:
+        sources = new_sources(params["inbox"], corpus, dataset=dataset)
+    else:
+        named, known = params["sources"], known_sources(corpus)
+        found = open_sources([named] if isinstance(named, str) else named, dataset=dataset)
+        sources = [source for source in found if source.content not in known]
     if not sources:
         return {"does": "nothing to do: no new files", "files": 0, "rows": 0}
     rows, first = sum(source.rows for source in sources), sources[0]
-    shape = outlook.grow(corpus, rows, first.dim, first.dtype, chunk_rows)
-    chunk = min(rows, chunk_rows or default_chunk_rows(first.dim, first.dtype)) * shape.row_bytes
-    return {
-        "does": f"store {rows:,} rows of {first.dim}-d vectors",
-        "files": len(sources),
-        "rows": rows,
-        "bytes": rows * shape.row_bytes,
-        "task_memory": 4 * chunk,
-    }
-
-
-def _collect(params: Params, outlook: Outlook) -> Facts:
-    sources = new_sources(params["inbox"], find_corpus(params["corpus"]), dataset=params["dataset"])
-    return _files(sources, params["corpus"], params["chunk_rows"], outlook)
-
-
-def _ingest(params: Params, outlook: Outlook) -> Facts:
-    named = params["sources"]
-    found = open_sources([named] if isinstance(named, str) else named, dataset=params["dataset"])
-    known = known_sources(find_corpus(params["corpus"]))
-    new = [source for source in found if source.content not in known]
-    return _files(new, params["corpus"], params["chunk_rows"], outlook)
+    size = outlook.add(rows, first.dim, first.dtype, params)
+    return {"does": f"store {rows:,} rows of {first.dim}-d vectors", "files": len(sources), **size}
 
 
 def _generate(params: Params, outlook: Outlook) -> Facts:
     if outlook.shape(params["corpus"]) is not None and not params["append"]:
         return {"does": "nothing to do, if it holds these rows; else refused"}
     rows, dim = params["rows"], params["dim"]
-    shape = outlook.grow(params["corpus"], rows, dim, "<f4", params["chunk_rows"])
-    size = {"rows": rows, "bytes": rows * shape.row_bytes, "task_memory": 4 * shape.chunk_bytes}
-    return {"does": f"make {rows:,} rows of {dim}-d vectors", **size}
+    return {"does": f"make {rows:,} rows of {dim}-d vectors", **outlook.add(rows, dim, "<f4", params)}
 
 
 def _training(params: Params, shape: Shape) -> Facts:
@@ -157,8 +125,8 @@ def _training(params: Params, shape: Shape) -> Facts:
     return {
         "rows": shape.rows,
         "bytes": shape.rows * shape.row_bytes,
-        "task_memory": shape.pass_bytes + 24 * shape.dim**2 + 4 * sample * shape.dim,
-        "driver_memory": 8 * min(shape.rows, params["train_rows"]) * shape.dim + 24 * shape.dim**2,
+        "task_memory": shape.pass_bytes + 24 * shape.width**2 + 4 * sample * shape.width,
+        "driver_memory": 8 * min(shape.rows, params["train_rows"]) * shape.width + 24 * shape.width**2,
     }
 
 
@@ -242,14 +210,10 @@ def _fetch(params: Params, outlook: Outlook) -> Facts:
     return {"does": f"fetch {params['source']}", **({"bytes": source.stat().st_size} if source.is_file() else {})}
 
 
-def _other(params: Params, outlook: Outlook) -> Facts:
-    return {"does": OPEN}
-
-
 PLANNERS: dict[str, Callable[[Params, Outlook], Facts]] = {
     "fetch": _fetch,
-    "collect": _collect,
-    "ingest": _ingest,
+    "collect": _files,
+    "ingest": _files,
     "generate": _generate,
     "train": _train,
     "model": _model,

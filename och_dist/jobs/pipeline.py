@@ -1,4 +1,5 @@
-"""Whole jobs as TOML files: stages in order, each with its parameters, checked before the first one runs.
+"""Whole jobs as TOML files: stages in order, each with its parameters, checked before the first one runs; and the log
+of their runs beside the index of a job.
 
 ``{name}`` in a value stands for a variable of ``[vars]``, ``{train.model}`` for a fact that the earlier stage with the
 id ``train`` reported.
@@ -6,18 +7,32 @@ id ``train`` reported.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
+import os
+import platform
 import re
+import time
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import och_dist
 from och_dist.catalog import STAGES, Stage
 from och_dist.cluster import ClusterOptions
-from och_dist.errors import UsageError
-from och_dist.options import declared, parse_value
+from och_dist.errors import BadInputError, OchError, UsageError
+from och_dist.options import Option, checked, declared, parse_value
+from och_dist.stage import Context, Report, Stopwatch
+from och_dist.stop import exit_code_of
+from och_dist.store import Objects, begin_run, end_run, holder, locked, open_objects, read_run, run_numbers
 
+logger = logging.getLogger("och_dist")
+
+MAX_FACT_BYTES = 1 << 16
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
@@ -55,9 +70,8 @@ class StageCall:
         for name, value in self.params.items():
             facts = [found for found in _placeholders(value) if found.partition(".")[0] in earlier and "." in found]
             if unknown := [found for found in _placeholders(value) if found not in {*variables, *facts}]:
-                raise UsageError(
-                    f"stage {self.id}, {name}: {{{unknown[0]}}} is neither a variable nor a fact of an earlier stage"
-                )
+                where = f"stage {self.id}, {name}"
+                raise UsageError(f"{where}: {{{unknown[0]}}} is neither a variable nor a fact of an earlier stage")
             if not facts:
                 known[name] = _fill(value, variables)
         self._check_values(known)
@@ -101,7 +115,7 @@ def load_pipeline(path: str | Path, settings: Sequence[str] = ()) -> Pipeline:
     steps = _steps(document.get("stages"), str(path))
     pipeline = Pipeline(str(document.get("name", Path(path).stem)), variables, cluster, steps)
     for setting in settings:
-        pipeline = _apply(pipeline, setting)
+        _change(pipeline, setting)
     _check(pipeline)
     return pipeline
 
@@ -141,25 +155,19 @@ def _steps(entries: Any, where: str) -> tuple[StageCall, ...]:
     return tuple(steps)
 
 
-def _apply(pipeline: Pipeline, setting: str) -> Pipeline:
+def _change(pipeline: Pipeline, setting: str) -> None:
+    """Set a variable, or a parameter of the cluster or of a stage."""
     name, separator, text = setting.partition("=")
     if not separator:
         raise UsageError(f"--set {setting}: write name=value or stage.parameter=value")
-    value = parse_value(text)
-    step_id, dot, parameter = name.partition(".")
-    if not dot:
-        if name not in pipeline.variables:
-            raise UsageError(f"--set {name}: there is no such variable; known are {', '.join(pipeline.variables)}")
-        return replace(pipeline, variables={**pipeline.variables, name: value})
-    if step_id == "cluster":
-        return replace(pipeline, cluster={**pipeline.cluster, parameter: value})
-    if step_id not in {step.id for step in pipeline.steps}:
-        raise UsageError(f"--set {name}: no stage {step_id!r}; known are {', '.join(s.id for s in pipeline.steps)}")
-    steps = tuple(
-        replace(step, params={**step.params, parameter: value}) if step.id == step_id else step
-        for step in pipeline.steps
-    )
-    return replace(pipeline, steps=steps)
+    owner, dot, parameter = name.partition(".")
+    if not dot and name not in pipeline.variables:
+        raise UsageError(f"--set {name}: there is no such variable; known are {', '.join(pipeline.variables)}")
+    stages = {step.id: step.params for step in pipeline.steps}
+    if dot and owner not in {"cluster", *stages}:
+        raise UsageError(f"--set {name}: no stage {owner!r}; known are {', '.join(stages)}")
+    table = {"cluster": pipeline.cluster, **stages}[owner] if dot else pipeline.variables
+    table[parameter if dot else name] = parse_value(text)
 
 
 def _check(pipeline: Pipeline) -> None:
@@ -202,3 +210,132 @@ def _fill(value: Any, known: Mapping[str, Any]) -> Any:
 
 def _fill_known(value: Any, known: Mapping[str, Any]) -> Any:
     return _fill(value, known) if set(_placeholders(value)) <= set(known) else value
+
+
+# Running, and the log of the runs beside the index: one at a time, each with a number, a beginning and a report
+
+
+class RunLog:
+    """What is known of a run so far: its number, the stage at work, and the reports of those before."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.number: int | None = None
+        self.stage: str | None = None
+        self.reports: list[tuple[str, Report]] = []
+
+    def to_json(self, error: BaseException | None) -> dict[str, Any]:
+        quiet = all(report.status == "nothing to do" for _, report in self.reports)
+        body: dict[str, Any] = {
+            "status": "failed" if error else "nothing to do" if quiet else "done",
+            "exit_code": exit_code_of(error) if error else 0,
+            "seconds": round(time.perf_counter() - self.started, 3),
+            "stages": {label: _brief(report.to_json()) for label, report in self.reports},
+        }
+        if error is not None:
+            text = str(error) if isinstance(error, OchError) else f"{type(error).__name__}: {error}".rstrip(": ")
+            body |= {"stage": self.stage, "message": text}
+        return body
+
+
+def run_pipeline(pipeline: Pipeline, context: Context, log: RunLog | None = None) -> list[tuple[str, Report]]:
+    """Run the stages in order; running them again repeats no finished work."""
+    log = log or RunLog()
+    known = dict(pipeline.variables)
+    for step in pipeline.steps:
+        log.stage = step.id
+        brought = {"context": context} if step.stage.takes("context") else {}
+        report = step.stage.function(**step.ready(known), **brought)
+        known |= {f"{step.id}.{name}": value for name, value in report.facts.items()}
+        log.reports.append((step.id, report))
+    log.stage = None
+    return log.reports
+
+
+@contextlib.contextmanager
+def recorded(pipeline: Pipeline, *, file: str, settings: Sequence[str]) -> Iterator[RunLog]:
+    """Hold the lock of the pipeline's index, and keep a report however this ends; without an index neither."""
+    log, index = RunLog(), pipeline.index
+    if index is None:
+        yield log
+        return
+    objects = open_objects(index)
+    about = {"name": pipeline.name, "file": os.path.abspath(file), "settings": list(settings), **_here()}
+    log.number = begin_run(objects, about)
+    error: BaseException | None = None
+    try:
+        with locked(objects, run=log.number):
+            yield log
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        _keep(objects, log.number, {**about, **log.to_json(error)}, failing=error is not None)
+
+
+def _keep(objects: Objects, number: int, report: dict[str, Any], *, failing: bool) -> None:
+    """A report that cannot be kept must not hide why the run failed."""
+    try:
+        end_run(objects, number, report)
+    except (OchError, OSError) as error:
+        if not failing:
+            raise
+        logger.warning("the report of run %d could not be kept (%s)", number, error)
+
+
+def _here() -> dict[str, Any]:
+    """Who runs, where and when; the time is for people only."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"started": now, "host": platform.node(), "pid": os.getpid(), "version": och_dist.__version__}
+
+
+def _brief(facts: dict[str, Any]) -> dict[str, Any]:
+    """Without what belongs into a result file, such as the neighbours of a search."""
+    return {name: value for name, value in facts.items() if len(json.dumps(value)) <= MAX_FACT_BYTES}
+
+
+@checked
+def history(
+    index: str,
+    *,
+    last: Annotated[int | None, Option("Only the last N runs.", flags="-n --last", metavar="N", at_least=1)] = None,
+    run: Annotated[int | None, Option("Everything about one run.", metavar="NUMBER")] = None,
+) -> Report:
+    """The runs that are logged beside ``index``, oldest first."""
+    watch, objects = Stopwatch("history"), open_objects(index)
+    numbers = run_numbers(objects)
+    if not numbers:
+        raise BadInputError(f"{objects.url} has no history; 'och run' keeps one beside the index of a pipeline")
+    if run is not None:
+        if run not in numbers:
+            raise UsageError(f"{objects.url} has no run {run}; it has {numbers[0]} to {numbers[-1]}")
+        numbers = [run]
+    now = (holder(objects) or {}).get("run")
+    runs = []
+    for number in numbers[-(last or len(numbers)) :]:
+        start, end = read_run(objects, number)
+        whole = {**start, **(end or {"status": "running" if number == now else "killed", "exit_code": None})}
+        runs.append({**whole, **_result(whole)} if run is not None else _line(whole))
+    return watch.report(index=objects.url, runs=runs)
+
+
+def _line(run: dict[str, Any]) -> dict[str, Any]:
+    """A run in short."""
+    names = ("run", "started", "name", "status", "exit_code", "seconds", "stage", "message")
+    return {name: run[name] for name in names if name in run} | _result(run)
+
+
+def _result(run: dict[str, Any]) -> dict[str, Any]:
+    """What the stages of a run made: the version and its rows, and how many rows and files were new."""
+    stages = list(run.get("stages", {}).values())
+    found: dict[str, Any] = {}
+    for stage in stages:
+        if stage["stage"] == "publish" or (stage["stage"] == "encode" and stage["published"]):
+            found |= {"index_version": stage["version"], "rows": stage["rows"]}
+        if stage["stage"] == "encode":
+            found["new_rows"] = stage["new_rows"]
+        if stage["stage"] == "collect":
+            found["new_files"] = stage["new_files"]
+        if stage["stage"] == "model":
+            found |= {name: stage[name] for name in ("trained", "balance_shift", "margin_shift") if name in stage}
+    return found

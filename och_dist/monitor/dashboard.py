@@ -1,4 +1,4 @@
-"""The page /och of the Dask dashboard, /och/status.json, and what feeds them.
+"""The page /och of the Dask dashboard, /och/status.json, Prometheus series beside Dask's own, and what feeds them.
 
 ``dask scheduler --preload och_dist.monitor.dashboard`` has them from the start; on any other scheduler that can import
 this package, a job registers them when it begins. Either way twice is once.
@@ -12,17 +12,20 @@ import logging
 import math
 import os
 import time
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import distributed.http
-from distributed import Scheduler, SchedulerPlugin
+import prometheus_client
+from distributed import Scheduler, SchedulerPlugin, WorkerPlugin
+from distributed.http.prometheus import PrometheusCollector
 from distributed.http.utils import RequestHandler
 from jinja2 import Environment, FileSystemLoader
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
 
 from och_dist import events
-from och_dist.monitor.metrics import SchedulerSeries, serve_series
-from och_dist.monitor.state import State
+from och_dist.monitor.state import STATES, State
 
 logger = logging.getLogger("och_dist")
 
@@ -49,7 +52,7 @@ class OchMonitor(SchedulerPlugin):
 
     async def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        for install in (add_routes, add_navigation, partial(serve_series, SchedulerSeries)):
+        for install in (add_routes, add_navigation, serve_scheduler_series):
             try:
                 install(scheduler)
             except Exception:
@@ -155,3 +158,103 @@ def _prefix(application: Any) -> str:
             if pattern.endswith("/health$"):
                 return str(pattern.removesuffix("health$"))
     return "/"
+
+
+# Prometheus: dask_och_... on the scheduler, dask_och_worker_... on workers
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+Series = tuple[type, str, str, tuple[str, ...], Samples]
+"""Kind, name, sentence, names of the labels, and (labels, value) of each sample."""
+
+
+def of_tasks(totals: dict[str, dict[str, float]]) -> Iterator[Series]:
+    """The series that scheduler and workers have in common."""
+
+    def sums(name: str) -> Samples:
+        return [((task,), found[name]) for task, found in totals.items()]
+
+    nbytes = [((task, way), found[way]) for task, found in totals.items() for way in ("read", "written")]
+    yield Counter, "rows", "Rows worked through", ("task",), sums("rows")
+    yield Counter, "bytes", "Bytes of vectors read and of chunks written", ("task", "direction"), nbytes
+    yield Counter, "task_seconds", "Seconds that tasks took", ("task",), sums("seconds")
+
+
+def series_of_scheduler(scheduler: Any) -> Iterator[Series]:
+    """What all jobs of this scheduler did together, and the chunks of the present one."""
+    plugin = scheduler.plugins.get(NAME)
+    if plugin is None:
+        return
+    state, counters, job = plugin.state, plugin.state.counters, plugin.state.job
+    step, tasks = (job.step, job.shown_tasks) if job is not None else (None, None)
+    totals = counters.tasks.copy()
+    done = [((task,), sums["done"]) for task, sums in totals.items()]
+    stages = [((stage,), seconds) for stage, seconds in list(counters.stages.items())]
+    chunks = tasks.counts if tasks else dict.fromkeys(STATES, 0)
+    states = [((name,), count) for name, count in chunks.items()]
+    running = sum(known.status == "running" for known in state.jobs.values())
+    ratio = step.done / step.total if step is not None and step.total else 0.0
+    failures = "Failed tasks, lost workers with work, failed jobs"
+    yield from of_tasks(totals)
+    yield Counter, "chunks_done", "Chunks finished", ("task",), done
+    yield Counter, "stage_seconds", "Seconds that finished stages took", ("stage",), stages
+    yield Counter, "failures", failures, (), [((), counters.failures)]
+    yield Counter, "queries", "Queries answered", (), [((), counters.queries)]
+    yield Gauge, "chunks", "Chunks of the tasks that were begun last, by state", ("state",), states
+    yield Gauge, "jobs_running", "Jobs that run now", (), [((), running)]
+    yield Gauge, "progress_ratio", "Progress of the present step, 0 to 1", (), [((), ratio)]
+
+
+def series_of_worker(worker: Any) -> Iterator[Series]:
+    """What the tasks of this process did."""
+    totals = events.TOTALS.copy()
+    ends = [
+        ((task, state), sums[state])
+        for task, sums in totals.items()
+        for state in ("done", "failed", "retry")
+        if state in sums
+    ]
+    failures = sum(count for (_, state), count in ends if state != "done")
+    yield from of_tasks(totals)
+    yield Counter, "chunks", "Tasks that ended here, by how", ("task", "state"), ends
+    yield Counter, "failures", "Tasks that failed here", (), [((), failures)]
+
+
+class OchSeries(PrometheusCollector):
+    """The series of one process, as Prometheus asks for them."""
+
+    def __init__(self, server: Any, prefix: str, series: Callable[[Any], Iterator[Series]]) -> None:
+        super().__init__(server)
+        self.subsystem, self.series = prefix, series
+
+    def collect(self) -> Iterator[Any]:
+        for kind, name, sentence, labels, samples in self.series(self.server):
+            family = kind(self.build_name(name), sentence, labels=labels)
+            for values, amount in samples:
+                family.add_metric(values, amount)
+            yield family
+
+
+_served: dict[str, OchSeries] = {}
+
+
+def serve_series(server: Any, prefix: str, series: Callable[[Any], Iterator[Series]]) -> None:
+    """Once a process: a second scheduler or worker in it takes over the series, as with Dask's own."""
+    if prefix in _served:
+        _served[prefix].server = server
+        return
+    _served[prefix] = OchSeries(server, prefix, series)
+    prometheus_client.REGISTRY.register(_served[prefix])
+
+
+def serve_scheduler_series(scheduler: Any) -> None:
+    serve_series(scheduler, "och", series_of_scheduler)
+
+
+class WorkerSeries(WorkerPlugin):
+    """Brings the series of a worker to those that are there and those that join later."""
+
+    name = "och-worker-series"
+
+    def setup(self, worker: Any) -> None:
+        with contextlib.suppress(Exception):
+            serve_series(worker, "och_worker", series_of_worker)

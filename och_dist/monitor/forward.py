@@ -147,8 +147,7 @@ def monitored(client: Client | None, job: str) -> Iterator[bool]:
 def _install(client: Client) -> bool:
     """Register the plugins of scheduler and workers; again changes nothing."""
     try:
-        from och_dist.monitor.dashboard import OchMonitor
-        from och_dist.monitor.metrics import WorkerSeries
+        from och_dist.monitor.dashboard import OchMonitor, WorkerSeries
 
         client.register_plugin(OchMonitor())
         client.register_plugin(WorkerSeries())

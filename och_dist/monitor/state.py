@@ -1,19 +1,29 @@
 """What the scheduler keeps of our jobs: events in, one small JSON document out. Nothing here uses Dask.
 
-Events come in any order that a network may bring them in, and may be lost.
+Events come in any order that a network may bring them in, and may be lost. What grows with the work is kept as figures
+over time in little space: series of a whole job whose buckets grow, short windows, thinned curves.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from och_dist.events import AMOUNTS, Totals
-from och_dist.monitor.chunks import Chunks
-from och_dist.monitor.series import RateSeries, Window, thinned
+
+STATES = ("waiting", "running", "done", "inherited", "failed")
+WAITING, RUNNING, DONE, INHERITED, FAILED = range(len(STATES))
+CELLS = 600
+
+BUCKETS = 240
+MOST_SPREAD = 120
+WINDOW_SECONDS = 120.0
+WINDOW_LENGTH = 4096
+CURVE_POINTS = 240
 
 KEPT_JOBS = 8
 KEPT_TASKS = 4
@@ -26,9 +36,171 @@ LISTED_WORKERS = 200
 Document = dict[str, Any]
 
 
+def untrained() -> Document:
+    """What is told of a training: curves of (step, loss) and (round, inertia), and what they end in."""
+    return {"loss": [], "residual": None, "inertia": [], "exact_inertia": None}
+
+
 def keep_newest(found: dict[Any, Any], count: int) -> None:
     for key in list(found)[:-count]:
         del found[key]
+
+
+class Chunks:
+    """The state of each chunk, one byte each. Tasks fill the places that chunks of earlier runs leave, in order."""
+
+    def __init__(self, name: str, count: int, inherited: Sequence[Sequence[int]] = (), now: float = 0.0) -> None:
+        self.name, self.started = name, now
+        self.ended: float | None = None
+        self.rows, self.nbytes = 0, 0
+        self.total = count + sum(stop - start for start, stop in inherited)
+        self.states = np.zeros(self.total, np.uint8)
+        for start, stop in inherited:
+            self.states[start:stop] = INHERITED
+        self.places = np.flatnonzero(self.states != INHERITED)
+        self.counted = bytearray(self.total)
+        self.by_worker: dict[str, set[int]] = {}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Chunks by state."""
+        return dict(zip(STATES, np.bincount(self.states, minlength=len(STATES)).tolist(), strict=True))
+
+    def _place(self, number: int) -> int | None:
+        """Where the chunk of a task lies; None for a task that does not belong here."""
+        return int(self.places[number]) if 0 <= number < len(self.places) else None
+
+    def begin(self, number: int, worker: str) -> None:
+        place = self._place(number)
+        if place is not None and self.ended is None and self.states[place] != DONE:
+            self.states[place] = RUNNING
+            self.by_worker.setdefault(worker, set()).add(place)
+
+    def end(self, number: int, worker: str, state: str) -> bool:
+        """Whether this is the first end of a chunk that is done."""
+        place = self._place(number)
+        if place is None:
+            return False
+        self.by_worker.get(worker, set()).discard(place)
+        if state == "done":
+            self.states[place] = DONE
+            first, self.counted[place] = not self.counted[place], True
+            return first
+        if self.states[place] in (WAITING, RUNNING):  # it may wait again in the meantime, with the graph given up
+            self.states[place] = FAILED if state == "failed" else WAITING
+        return False
+
+    def lose(self, worker: str) -> int:
+        """Chunks that a lost worker had under way wait again; how many they were."""
+        lost = [place for place in self.by_worker.pop(worker, set()) if self.states[place] == RUNNING]
+        self.states[lost] = WAITING
+        return len(lost)
+
+    def close(self, now: float, *, done: bool) -> None:
+        """The driver has all results, or gave up: what it says counts, events may have been lost."""
+        self.ended = now
+        self.by_worker.clear()
+        self.states[self.states == RUNNING] = WAITING
+        if done:
+            self.states[self.states != INHERITED] = DONE
+
+    def average(self, now: float) -> tuple[float, float]:
+        """Rows and bytes per second since the tasks were given out."""
+        seconds = max(0.001, (now if self.ended is None else self.ended) - self.started)
+        return self.rows / seconds, self.nbytes / seconds
+
+    def document(self) -> dict[str, Any]:
+        """Counts by state, and the map: per cell how many of its chunks are in each state."""
+        return {
+            "task": self.name,
+            "total": self.total,
+            "over": self.ended is not None,
+            "counts": self.counts,
+            "states": list(STATES),
+            "cells": self._cells(min(CELLS, self.total)),
+        }
+
+    def _cells(self, cells: int) -> list[Any]:
+        """A digit (the state) for a cell whose chunks are all alike, otherwise the five counts."""
+        cell = np.arange(self.total) * cells // max(1, self.total)
+        table = np.bincount(cell * len(STATES) + self.states, minlength=cells * len(STATES)).reshape(cells, len(STATES))
+        return [row.index(max(row)) if max(row) == sum(row) else row for row in table.tolist()]
+
+
+class RateSeries:
+    """Amounts per second since ``start``, of several kinds, in at most BUCKETS buckets: full, they double in width."""
+
+    def __init__(self, kinds: Sequence[str], start: float) -> None:
+        self.start, self.width = start, 1.0
+        self.buckets = {kind: [0.0] * BUCKETS for kind in kinds}
+
+    def _bucket(self, when: float) -> int:
+        return max(0, int((when - self.start) / self.width))
+
+    def _reach(self, now: float) -> int:
+        while self._bucket(now) >= BUCKETS:
+            self.width *= 2
+            for values in self.buckets.values():
+                pairs = zip(values[::2], values[1::2], strict=True)
+                values[:] = [*map(sum, pairs), *[0.0] * (BUCKETS // 2)]
+        return self._bucket(now)
+
+    def add(self, now: float, seconds: float, amounts: Sequence[float]) -> None:
+        """Spread an amount of each kind over the ``seconds`` before ``now`` in which they were worked on."""
+        last = self._reach(now)
+        first = max(last - MOST_SPREAD, self._bucket(now - seconds))
+        share = 1 / (last - first + 1)
+        for values, amount in zip(self.buckets.values(), amounts, strict=True):
+            for place in range(first, last + 1):
+                values[place] += amount * share
+
+    def rates(self, now: float) -> dict[str, list[float]]:
+        """Per second, bucket by bucket; the newest one, which is not over, is left out while there are others."""
+        complete = max(1, self._reach(now))
+        return {
+            kind: [round(value / self.width, 3) for value in values[:complete]] for kind, values in self.buckets.items()
+        }
+
+
+class Window:
+    """Recent amounts, each with its time and how long it took."""
+
+    def __init__(self) -> None:
+        self.entries: deque[tuple[float, float, float, float]] = deque(maxlen=WINDOW_LENGTH)
+
+    def add(self, now: float, seconds: float, amount: float, other: float = 0.0) -> None:
+        self.entries.append((now, seconds, amount, other))
+        while self.entries[0][0] < now - WINDOW_SECONDS:
+            self.entries.popleft()
+
+    def _since(self, when: float) -> list[tuple[float, float, float, float]]:
+        return [entry for entry in self.entries if entry[0] >= when]
+
+    def rates(self, now: float) -> tuple[float, float]:
+        """Amounts per second of late: over ten seconds, or several times what one takes if that is longer."""
+        reach = min(WINDOW_SECONDS, max(10.0, 3 * self.mean_seconds(now)))
+        recent = self._since(now - reach)
+        if not recent:
+            return 0.0, 0.0
+        first = min(when - seconds for when, seconds, _, _ in recent)
+        span = max(0.2, min(reach, now - first))
+        return sum(entry[2] for entry in recent) / span, sum(entry[3] for entry in recent) / span
+
+    def mean_seconds(self, now: float) -> float:
+        """How long one takes of late."""
+        recent = self._since(now - WINDOW_SECONDS)
+        return sum(seconds for _, seconds, _, _ in recent) / len(recent) if recent else 0.0
+
+    def quantiles(self, now: float, shares: Sequence[float]) -> list[float | None]:
+        """Quantiles of the seconds that the recent entries took."""
+        values = sorted(seconds for _, seconds, _, _ in self._since(now - WINDOW_SECONDS))
+        return [values[min(len(values) - 1, int(share * len(values)))] if values else None for share in shares]
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """About CURVE_POINTS points of a curve, evenly spread, and always its last one."""
+    kept = list(points[:: -(-len(points) // CURVE_POINTS) or 1])
+    return [*kept, *points[-1:]] if kept[-1:] != list(points[-1:]) else kept
 
 
 class Counters:
@@ -134,17 +306,11 @@ class ObservedJob:
         self.tasks: dict[str, Chunks] = {}
         self.totals = Totals()
         self.rates, self.recent = RateSeries(AMOUNTS, now), Window()
-        self._begin_training()
+        self.train = untrained()
         self.balance: Balance | None = None
         self.searches: Searches | None = None
         self.failures = 0
         self.listed_failures: deque[Document] = deque(maxlen=LISTED_FAILURES)
-
-    def _begin_training(self) -> None:
-        self.loss: list[tuple[float, float]] = []
-        self.inertia: list[tuple[float, float]] = []
-        self.residual: float | None = None
-        self.exact_inertia: float | None = None
 
     # What the driver says
 
@@ -166,7 +332,7 @@ class ObservedJob:
         self.open_stages.append((name, now))
         self.step = None
         if name == "train":
-            self._begin_training()
+            self.train = untrained()
 
     def _on_stage_end(self, now: float, name: str, status: str, seconds: float) -> None:
         while self.open_stages:
@@ -196,16 +362,16 @@ class ObservedJob:
             self.tasks[token].close(now, done=done)
 
     def _on_loss(self, now: float, step: int, value: float) -> None:
-        self.loss.append((int(step), float(value)))
+        self.train["loss"].append((int(step), float(value)))
 
     def _on_residual(self, now: float, value: float | None) -> None:
-        self.residual = value
+        self.train["residual"] = value
 
     def _on_inertia(self, now: float, round: int | None, value: float, rounds: int = 0) -> None:
         if round is None:
-            self.exact_inertia = float(value)
+            self.train["exact_inertia"] = float(value)
             return
-        self.inertia.append((int(round), float(value)))
+        self.train["inertia"].append((int(round), float(value)))
         if round == 0:  # the rounds are Dask-ML's, which shows no progress
             self.step = StepProgress("k-means", int(rounds))
         if self.step is not None and self.step.name == "k-means":
@@ -281,12 +447,7 @@ class ObservedJob:
             "speed": self._speed(now),
             "totals": {name: {"chunks": sums.pop("done"), **sums} for name, sums in totals},
             "chunks": self.shown_tasks.document() if self.shown_tasks else None,
-            "train": {
-                "loss": thinned(self.loss),
-                "residual": self.residual,
-                "inertia": thinned(self.inertia),
-                "exact_inertia": self.exact_inertia,
-            },
+            "train": self.train | {name: thinned(self.train[name]) for name in ("loss", "inertia")},
             "balance": self.balance.document() if self.balance else None,
             "search": self.searches.document(now) if self.searches else None,
             "failures": {"count": self.failures, "recent": list(self.listed_failures)},

@@ -6,12 +6,12 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from och_dist.cluster import ClusterOptions, observe
 from och_dist.errors import ClusterError
-from och_dist.monitor.chunks import STATES
+from och_dist.monitor.state import STATES
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -42,30 +42,29 @@ def show_scheduler(options: ClusterOptions, *, watch: bool, as_json: bool, about
             print(drawn.get(), end="", flush=True)
         if watch:
             with contextlib.suppress(KeyboardInterrupt):  # the way to end it
-                _watch(client, console, as_json)
+                if as_json or not console.is_terminal:
+                    _tell(client, as_json)
+                else:
+                    _draw(client, console)
 
 
-def _watch(client: Client, console: Console, as_json: bool) -> None:
-    if as_json or not console.is_terminal:
-        for found in _news(client):
-            print(json.dumps({"scheduler": found}) if as_json else one_line(found), flush=True)
-        return
+def _draw(client: Client, console: Console) -> None:
     from rich.live import Live
 
-    with Live(render(read(client), console.width), console=console, screen=True, auto_refresh=False) as live:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            time.sleep(SECONDS)
             live.update(render(read(client), console.width), refresh=True)
+            time.sleep(SECONDS)
 
 
-def _news(client: Client) -> Iterator[Document]:
-    """A document whenever there is something new to say, for logs and pipes; ends with the job."""
+def _tell(client: Client, as_json: bool) -> None:
+    """A line whenever there is something new to say, for logs and pipes; ends with the job."""
     last = ""
     while True:
         found = read(client)
-        if one_line(found) != last:
-            yield found
-        last = one_line(found)
+        if (line := one_line(found)) != last:
+            print(json.dumps({"scheduler": found}) if as_json else line, flush=True)
+        last = line
         if found.get("job") and found["job"]["status"] != "running":
             return
         time.sleep(SECONDS)
@@ -137,9 +136,8 @@ def render(found: Document, width: int = 100) -> RenderableType:
         lines = [_head(found), _bar(found, inner), _speed(found, inner), _map(found["chunks"], inner), _notes(found)]
         parts += [Text.assemble(*line) for line in lines if line is not None]
     parts.append(_workers(found.get("workers", [])))
-    if job:
-        for entry in found["failures"]["recent"][-3:]:
-            parts.append(Text(f"✗ {entry['where']}: {entry['text']}", style="red", overflow="ellipsis", no_wrap=True))
+    for entry in found["failures"]["recent"][-3:] if job else ():
+        parts.append(Text(f"✗ {entry['where']}: {entry['text']}", style="red", overflow="ellipsis", no_wrap=True))
     return Panel(Group(*parts), title="och" if not job else f"och · {job['name']}", padding=(1, 2))
 
 
@@ -195,14 +193,12 @@ def _map(chunks: Document | None, width: int) -> Styled | None:
 
 def _state_of(cells: Sequence[Any]) -> str:
     """Trouble first, then work, then whatever most are."""
-    counts = [0] * len(STATES)
+    counts = dict.fromkeys(STATES, 0)
     for cell in cells:
-        for state, count in enumerate(cell) if isinstance(cell, list) else [(cell, 1)]:
+        for state, count in zip(STATES, cell, strict=True) if isinstance(cell, list) else [(STATES[cell], 1)]:
             counts[state] += count
-    for state in ("failed", "running"):
-        if counts[STATES.index(state)]:
-            return state
-    return STATES[counts.index(max(counts))]
+    trouble = [state for state in ("failed", "running") if counts[state]]
+    return trouble[0] if trouble else max(STATES, key=counts.__getitem__)
 
 
 def _notes(found: Document) -> list[str] | None:

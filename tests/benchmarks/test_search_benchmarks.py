@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,10 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_contest_with_faiss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "REST", 0.0)
-    monkeypatch.setattr(search, "BATCHES", (60,))
+def test_the_contest_with_faiss(tmp_path: Path) -> None:
     given = search.problem(tmp_path, "uniform", 3000, 40, 64)
     assert given is not None
-    contest = search.Contest(given, None, 1)
+    contest = search.Contest(given, None, 1, batches=(60,))
     row = cells(contest.against_faiss(10))
     assert row[:3] + row[9:] == ["uniform", "64", "10", "8", "distances and rows"]
     (row,) = map(cells, contest.on_workers(10))
@@ -40,40 +37,31 @@ def test_the_contest_with_faiss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_array_equal(again.queries, given.queries)
 
 
-def test_a_billion_on_a_small_scale(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(billion, "CENTRES", 100)
-    billion.centres.cache_clear()
-    words = ["billion", "--dir", str(tmp_path), "--rows", "70000", "--queries", "12", "-k", "30"]
-    monkeypatch.setattr(sys, "argv", words)
-    billion.main()
+def test_a_billion_on_a_small_scale(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--dir", str(tmp_path), "--rows", "70000", "--queries", "12", "-k", "30", "--centres", "100"]
+    billion.main(words)
     found = json.loads(capsys.readouterr().out)
     assert found["rows"] == 70_000
     assert found["read_peak_mb"] > 0
-    scan = billion.plain_scan
-    monkeypatch.setattr(billion, "plain_scan", lambda *args: tuple(part + 1 for part in scan(*args)))
+
+    def spoiled(*args: Any) -> billion.Answer:
+        distances, rows = billion.plain_scan(*args)
+        return distances + 1, rows + 1
+
     with pytest.raises(SystemExit, match="differ"):
-        billion.main()
-    billion.centres.cache_clear()
+        billion.main(words, spoiled)
 
 
 @pytest.mark.parametrize("spoiled", [False, True])
-def test_load_counts_wrong_answers(
-    spoiled: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["load", "--rows", "2000", "--seconds", "1.5", "--clients", "3", "--workers", "0", "--cases", "8"]
-    monkeypatch.setattr(sys, "argv", words)
-    make = load.make_cases
+def test_load_counts_wrong_answers(spoiled: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--rows", "2000", "--seconds", "1.5", "--clients", "3", "--workers", "0", "--cases", "8"]
 
-    def spoil(*args: Any) -> Any:
-        first, *rest = make(*args)
+    def spoil(*args: Any) -> list[load.Case]:
+        first, *rest = load.make_cases(*args)
         return [load.Case(first.kind, first.queries, (first.expected[0] + 1, *first.expected[1:])), *rest]
 
-    if spoiled:
-        monkeypatch.setattr(load, "make_cases", spoil)
     with pytest.raises(SystemExit) as end:
-        load.main()
+        load.main(words, spoil if spoiled else load.make_cases)
     found = json.loads(capsys.readouterr().out)
     assert found["requests"] > 0
     assert found["failed"] == 0

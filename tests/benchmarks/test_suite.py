@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,13 +17,15 @@ from benchmarks.suite.ground import SUITES
 from benchmarks.suite.measure import Figure, Goal, Outcome, take_turns
 from benchmarks.suite.plot import growth_picture
 from benchmarks.suite.rows import BENCHMARKS
+from och_dist.store import locked, open_objects
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(*options: str) -> subprocess.CompletedProcess[str]:
+def run(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks", *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=170)
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +86,28 @@ def test_an_unknown_benchmark_is_refused() -> None:
     done = run("--only", "nothing")
     assert done.returncode == 2
     assert "invalid choice: 'nothing'" in done.stderr
+
+
+@pytest.mark.parametrize("package", ["faiss", "psutil"])
+def test_without_the_test_extra_it_says_what_to_install(package: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules[{package!r}] = None\n")
+    done = run("--suite", "short", PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"benchmarks: {package} is not installed; the test extra brings what the benchmarks need: "
+        "pip install '.[test]' at the top of the source tree\n"
+    )
+
+
+def test_two_runs_on_one_folder_exclude_each_other(tmp_path: Path) -> None:
+    data, output = tmp_path / "data", tmp_path / "results.json"
+    with locked(open_objects(str(data)), run="another"):
+        done = run("--only", "ingest", "--data", str(data), "--output", str(output))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"benchmarks: another run works on {data} ")
+    assert "Traceback" not in done.stderr
+    assert not output.exists()
+    assert [path.name for path in data.iterdir()] == [".tmp"]
 
 
 def test_goals_and_medians() -> None:

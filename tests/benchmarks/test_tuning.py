@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
+from benchmarks import tuning
 from och_dist.evaluate.comparison import Split
 from och_dist.kernels.gistlike import gist_rows
 from och_dist.kernels.packing import unpack_bits
@@ -23,22 +22,11 @@ SMALL = {"train_rows": 800, "queries": 100}
 
 
 @pytest.fixture(scope="module")
-def tuning() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tuning", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["tuning"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
 def vectors() -> np.ndarray:
     return gist_rows(0, 1200, dim=24, seed=3)
 
 
-def test_only_training_rows_are_used(tuning: ModuleType) -> None:
+def test_only_training_rows_are_used() -> None:
     numbered = np.stack([np.arange(1200), np.zeros(1200)], axis=1).astype(np.float32)
     split = Split.draw(1200, queries=100, train_rows=800, seed=0, repeat=0)
     parts = []
@@ -54,7 +42,7 @@ def test_only_training_rows_are_used(tuning: ModuleType) -> None:
     assert parts[0] != parts[1]
 
 
-def test_the_last_table_uses_the_split_of_compare(tuning: ModuleType) -> None:
+def test_the_last_table_uses_the_split_of_compare() -> None:
     numbered = np.arange(1200, dtype=np.float32)[:, None]
     problem = tuning.compared(numbered, repeat=2, **SMALL)
     split = Split.draw(1200, queries=100, train_rows=800, seed=0, repeat=2)
@@ -64,7 +52,7 @@ def test_the_last_table_uses_the_split_of_compare(tuning: ModuleType) -> None:
     assert problem.truth.shape == (100, 22)
 
 
-def test_a_score_is_that_of_the_dumbest_ranking(tuning: ModuleType, vectors: np.ndarray) -> None:
+def test_a_score_is_that_of_the_dumbest_ranking(vectors: np.ndarray) -> None:
     problem = tuning.held_out(vectors, seed=0, **SMALL)
     score = tuning.measure(problem, "lsh", 20, {})
     model = make_hasher("lsh", 20, 0, {}).fit_training(problem.training(0))
@@ -82,7 +70,7 @@ def test_a_score_is_that_of_the_dumbest_ranking(tuning: ModuleType, vectors: np.
     assert score.seconds > 0
 
 
-def test_choice_and_its_clarity(tuning: ModuleType) -> None:
+def test_choice_and_its_clarity() -> None:
     def trial(name: str, *maps: tuple[float, float]) -> object:
         sets = {f"set{i}": [tuning.Score(value, 0.5, 0.5, 0.1) for value in pair] for i, pair in enumerate(maps)}
         return tuning.Trial({"setting": name}, sets)
@@ -104,7 +92,7 @@ def test_choice_and_its_clarity(tuning: ModuleType) -> None:
     assert "n_bits=0" in lines[5]
 
 
-def test_every_method_is_tuned_by_parameters_it_has(tuning: ModuleType) -> None:
+def test_every_method_is_tuned_by_parameters_it_has() -> None:
     assert set(tuning.SETTINGS) == set(METHODS)
     for method, settings in tuning.SETTINGS.items():
         default = make_hasher(method, 32, 0, {}).get_params()

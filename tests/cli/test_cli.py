@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import pytest
 import zarr
 
 from och_dist.cli import cli
-from och_dist.logs import configure_logging
+from och_dist.cli.session import configure_logging
 from och_dist.search import stage as search_stage
 from och_dist.sources.queries import open_queries
 from och_dist.stop import reader_is_gone
@@ -438,6 +439,25 @@ def test_a_reader_that_goes_away_is_no_failure(words: tuple[str, ...], reports: 
     assert ended.returncode == 128 + signal.SIGPIPE
     assert "Traceback" not in ended.stderr
     assert "och: " not in ended.stderr
+
+
+def test_a_reader_that_has_seen_enough_of_a_large_output(reports: Any, place: Path) -> None:
+    """As with 'och search ... --json | head -c 10', when far more is written than a pipe holds."""
+    zarr.create_array(place / "many", data=small_rows(600, dim=16), chunks=(600, 16))
+    words = ("search", place / "index", place / "many", "-k", 500, "--json", "--workers", 0)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        [BIN / "och", *map(str, words)], env=buffered, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(1) == b"{"
+        process.stdout.close()
+        said = process.stderr.read().decode()
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert "Traceback" not in said
+    assert "och: " not in said
+    shutil.rmtree(place / "many")
 
 
 def test_a_lost_connection_is_not_taken_for_a_reader_that_goes_away() -> None:

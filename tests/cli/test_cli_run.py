@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from och_dist.jobs.pipeline import load_pipeline
-from och_dist.jobs.runs import recorded
-from och_dist.logs import configure_logging
+from och_dist.cli.session import configure_logging
+from och_dist.jobs.pipeline import load_pipeline, recorded
 from och_dist.stop import Terminated
 from och_dist.store.objects import open_objects
 from och_dist.store.runs import begin_run, locked
@@ -140,7 +139,7 @@ def test_a_report_that_cannot_be_kept_hides_no_failure(night: Path, monkeypatch:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("och_dist.jobs.runs.end_run", full)
+    monkeypatch.setattr("och_dist.jobs.pipeline.end_run", full)
     text = refused(2, "has no parameter nope", *words(night, "model.params={nope=1}"))
     assert "could not be kept" in text
     assert "what is done is kept" in och(*words(night), code=5).stderr
@@ -252,7 +251,7 @@ def test_json_log_of_a_failure(night: Path) -> None:
 
 LOUD = """
 import logging, warnings
-from och_dist.logs import adopt_dask, configure_logging
+from och_dist.cli.session import adopt_dask, configure_logging
 configure_logging(logging.INFO, "json")
 adopt_dask()
 logging.getLogger("distributed.worker").warning("worker is %s", "paused")

@@ -11,8 +11,7 @@ import pytest
 from och_dist.cli.app import cli
 from och_dist.cli.session import Session
 from och_dist.errors import UsageError
-from och_dist.jobs.pipeline import StageCall, bundled, load_pipeline
-from och_dist.jobs.runs import run_pipeline
+from och_dist.jobs.pipeline import StageCall, bundled, load_pipeline, run_pipeline
 from och_dist.options import parse_value
 from och_dist.stage import Context
 from tests.support.command import facts, och, one_object, refused
@@ -94,6 +93,7 @@ def test_name_of_a_file_without_one(job: Path) -> None:
         ("dim = 4", "dim = 0", "stage generate: dim=0; use at least 1"),
         ("rows = 20", "rows = -1", "stage generate: rows=-1; use at least 1"),
         ('model = "{learn.model}"', "", "stage encode lacks model"),
+        ("dim = 4", "dim = 4\nchunk_rows = 'many'", "stage generate: chunk_rows='many'; expected int"),
         ('stage = "train"', 'stage = "tarin"', "stage 'tarin' is not known; use one of fetch, generate, "),
         ('stage = "train"', 'stage = ["train"]', r"stage \['train'\] is not known"),
         ('stage = "train"', "", "stage None is not known"),

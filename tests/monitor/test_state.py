@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from och_dist.monitor.chunks import CELLS, Chunks
 from och_dist.monitor.dashboard import OchMonitor
-from och_dist.monitor.series import BUCKETS, CURVE_POINTS, RateSeries, Window, thinned
-from och_dist.monitor.state import State
+from och_dist.monitor.state import BUCKETS, CELLS, CURVE_POINTS, Chunks, RateSeries, State, Window, thinned
 
 T = 1_000_000.0
 TOKEN = "encode_chunk-0"

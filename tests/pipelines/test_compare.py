@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import scipy.io
 
-from och_dist.jobs.pipeline import load_pipeline
-from och_dist.jobs.runs import run_pipeline
+from och_dist.jobs.pipeline import load_pipeline, run_pipeline
 from och_dist.methods.registry import METHODS
 from och_dist.stage import Context, Report
+from tests.support.vector_files import write_fvecs
 
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"
 NAMES = ("compare_tiny100k", "compare_labelme", "compare_gist1m")
@@ -39,9 +39,7 @@ def mat(folder: Path) -> Path:
 
 
 def fvecs(folder: Path) -> Path:
-    rows = vectors().astype("<f4")
-    (folder / "base.fvecs").write_bytes(b"".join(np.int32(DIM).tobytes() + row.tobytes() for row in rows))
-    return folder / "base.fvecs"
+    return write_fvecs(folder, vectors().astype("<f4"))
 
 
 def run(name: str, source: Path, folder: Path) -> dict[str, Report]:

@@ -16,22 +16,16 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError
-from och_dist.jobs.pipeline import load_pipeline
-from och_dist.jobs.runs import run_pipeline
+from och_dist.jobs.pipeline import load_pipeline, run_pipeline
 from och_dist.stage import Context, Report
 from och_dist.store.index import open_version
 from och_dist.store.results import open_neighbors
-from tests.support.vector_files import read_ivecs
+from tests.support.vector_files import read_ivecs, vecs
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipelines" / "gist1m.toml"
 STAGES = ["fetch", "ingest", "train", "encode", "truth", "search", "evaluate"]
 ROWS, DIM, QUERIES, GROUNDTRUTH = 3_000, 24, 20, 100
 TRUTH = 60  # 2 % of the rows
-
-
-def vecs(values: np.ndarray) -> bytes:
-    """fvecs or ivecs, one record after the other."""
-    return b"".join(np.int32(len(row)).tobytes() + row.tobytes() for row in values)
 
 
 def tar_gz(members: dict[str, bytes]) -> bytes:

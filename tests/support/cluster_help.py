@@ -18,6 +18,8 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.support.crashes import tree as tree
+
 TOP = Path(__file__).parents[2]
 ROWS, DIM, CODE_CHUNK = 20_000, 16, 64
 PARAMS = {"n_centres": 20, "max_iter": 40}
@@ -72,13 +74,6 @@ def listening(pid: int) -> list[tuple[int, str]]:
                 if (name := os.readlink(link)) in opened:
                     found.append((process.pid, opened[name]))
     return sorted(found)
-
-
-def tree(folder: Path | str) -> dict[str, bytes]:
-    """Every stored object below a folder."""
-    root = Path(folder)
-    paths = (path for path in sorted(root.rglob("*")) if path.is_file())
-    return {name: path.read_bytes() for path in paths if not (name := str(path.relative_to(root))).startswith(".tmp/")}
 
 
 class Processes:

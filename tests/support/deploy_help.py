@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from distributed.cli.dask_scheduler import main as dask_scheduler
 from distributed.cli.dask_worker import main as dask_worker
 
 from och_dist.cli import cli
+from tests.support.deployed import make_certs as make_certs
 
 TOP = Path(__file__).parents[2]
 CLUSTER = TOP / "cluster"
@@ -71,11 +71,6 @@ def run(*words: object, **options: Any) -> str:
     )
     assert ended.returncode == 0, f"{words}: {ended.returncode}\n{ended.stdout}"
     return ended.stdout
-
-
-def make_certs(folder: Path) -> Path:
-    run(sys.executable, CLUSTER / "tls" / "make-certs", folder)
-    return folder
 
 
 def scripts() -> Iterator[tuple[Path, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from och_dist.catalog import COMMANDS, PIPELINE_ONLY, STAGES, Stage
-from och_dist.cli.parameters import click_parameter
+from och_dist.cli.commands import click_parameter
 from och_dist.options import Declared, read_declared
 
 PLACE = Path(__file__).parents[2] / "docs" / "options.md"

@@ -31,11 +31,13 @@ def read_ivecs(path: Path) -> np.ndarray:
     return values.reshape(-1, values[0] + 1)[:, 1:]
 
 
+def vecs(values: np.ndarray) -> bytes:
+    """fvecs, bvecs or ivecs: one record after the other, the slow way."""
+    return b"".join(np.int32(len(row)).tobytes() + row.tobytes() for row in values)
+
+
 def write_vecs(path: Path, values: np.ndarray) -> Path:
-    """One record after the other, the slow way."""
-    with open(path, "wb") as stream:
-        for row in values:
-            stream.write(np.int32(len(row)).tobytes() + row.tobytes())
+    path.write_bytes(vecs(values))
     return path
 
 
