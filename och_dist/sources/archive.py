@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.sources.base import file_fingerprint
+from och_dist.sources.files import file_fingerprint
 from och_dist.store import write_text
 
 BLOCK_BYTES = 1 << 20

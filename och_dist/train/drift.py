@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -26,7 +26,6 @@ from och_dist.store import (
     CorpusRef,
     Index,
     Model,
-    Objects,
     find_index,
     model_objects,
     model_on_worker,
@@ -44,6 +43,7 @@ MIN_ROWS = 1_000
 MAX_BALANCE_SHIFT = 0.1
 MAX_MARGIN_SHIFT = 0.2
 TINY = 1e-150
+STATISTICS = {"ones": np.int64, "margins": np.float64, "squares": np.float64}  # of a sample, per bit
 
 OnDrift = Literal["stop", "retrain", "accept"]
 MaxShift = Annotated[float, Option("The largest difference that is no drift.", above=0)]
@@ -210,30 +210,21 @@ class BitSample:
     squares: np.ndarray
 
     def merge(self, other: BitSample) -> BitSample:
-        return BitSample(
-            self.rows + other.rows,
-            self.ones + other.ones,
-            self.margins + other.margins,
-            self.squares + other.squares,
-        )
+        return BitSample(*(getattr(self, name) + getattr(other, name) for name in ("rows", *STATISTICS)))
 
     def to_json(self) -> dict[str, Any]:
-        return {"rows": self.rows, **{name: getattr(self, name).tolist() for name in ("ones", "margins", "squares")}}
+        return {"rows": self.rows, **{name: getattr(self, name).tolist() for name in STATISTICS}}
 
     @classmethod
     def from_json(cls, body: dict[str, Any], bits: int, where: str) -> BitSample:
         try:
-            found = cls(
-                int(body["rows"]),
-                np.array(body["ones"], np.int64),
-                np.array(body["margins"], np.float64),
-                np.array(body["squares"], np.float64),
-            )
-            if found.rows < 1 or any(a.shape != (bits,) for a in (found.ones, found.margins, found.squares)):
-                raise ValueError(f"{found.rows} rows, expected {bits} numbers of each kind")
+            rows = int(body["rows"])
+            found = {name: np.array(body[name], dtype) for name, dtype in STATISTICS.items()}
+            if rows < 1 or any(values.shape != (bits,) for values in found.values()):
+                raise ValueError(f"{rows} rows, expected {bits} numbers of each kind")
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"{where} holds no statistics of training ({error}); remove it") from None
-        return found
+        return cls(rows, **found)
 
 
 def sample_block(hasher: Hasher, block: np.ndarray, *, first_row: int = 0) -> BitSample:
@@ -278,32 +269,22 @@ def _above_chance(change: np.ndarray, variance: np.ndarray) -> float:
     return float(np.sqrt(max(0.0, np.mean(change**2) - np.mean(variance))))
 
 
-@dataclass(frozen=True)
-class SampleRows:
+def sample_rows(corpus: CorpusRef, models: str, model: str, rows: np.ndarray) -> BitSample:
     """Look at some global rows (ascending, all of one stored chunk). The model is loaded once per worker."""
-
-    corpus: CorpusRef
-    models: str
-    model: str
-    rows: np.ndarray
-
-
-def sample_rows(task: SampleRows) -> BitSample:
-    hasher = model_on_worker(task.models, task.model)
-    return sample_block(hasher, task.corpus.open().read_at(task.rows), first_row=int(task.rows[0]))
+    return sample_block(model_on_worker(models, model), corpus.open().read_at(rows), first_row=int(rows[0]))
 
 
 def sample_range(corpus: Corpus, models: str, model: str, start: int, stop: int, context: Context) -> BitSample:
     """Statistics of some of the rows [start, stop), from at most 32 chunks that lie evenly in them."""
     require_room(corpus, context, "a look at the new rows")
-    tasks = [SampleRows(corpus.ref, models, model, rows) for rows in choose_rows(corpus, start, stop)]
+    chosen = choose_rows(corpus, start, stop)
     parts = map_tasks(
-        sample_rows,
-        tasks,
+        partial(sample_rows, corpus.ref, models, model),
+        chosen,
         client=context.client,
         name="sample_rows",
-        advance=context.progress("drift", sum(len(task.rows) for task in tasks)),
-        weight=lambda task: len(task.rows),
+        advance=context.progress("drift", sum(map(len, chosen))),
+        weight=len,
     )
     return reduce(BitSample.merge, parts)
 
@@ -320,26 +301,14 @@ def choose_rows(
     return [low + draw_rows(high - low, -int(-(high - low) * share // 1), low) for low, high in chosen]
 
 
-def sample_key(model: str) -> str:
-    """Where the statistics of training lie in the model store of an index."""
-    return f"{model}/sample.json"
-
-
 def training_sample(corpus: Corpus, index: str, model: Model, rows: int, context: Context) -> BitSample:
     """Statistics of the first ``rows`` rows, which the model was trained on; made once and kept beside the model."""
-    store = model_objects(index)
-    if (known := _stored(store, model)) is not None:
-        return known
-    found = sample_range(corpus, store.url, model.address, 0, rows, context)
-    with contextlib.suppress(ConflictError):  # somebody else was faster; the first account stays
-        store.put(sample_key(model.address), seal({"model": model.address, **found.to_json()}))
-    return _stored(store, model) or found
-
-
-def _stored(store: Objects, model: Model) -> BitSample | None:
-    key = sample_key(model.address)
+    store, key = model_objects(index), f"{model.address}/sample.json"
+    where = f"{store.url}/{key}"
     data = store.read(key)
     if data is None:
-        return None
-    where = f"{store.url}/{key}"
+        found = sample_range(corpus, store.url, model.address, 0, rows, context)
+        with contextlib.suppress(ConflictError):  # somebody else was faster; the first account stays
+            store.put(key, seal({"model": model.address, **found.to_json()}))
+        data = store.get(key)
     return BitSample.from_json(unseal(data, where), model.n_bits, where)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import reduce
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -29,32 +29,6 @@ BLOCK_ROWS = 8192
 LISTED_ROWS = 20
 
 
-class RowSource(Protocol):
-    """Rows (rows, dim)."""
-
-    @property
-    def where(self) -> str: ...
-
-    @property
-    def remedy(self) -> str:
-        """What to do about rows that are not finite."""
-
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def dim(self) -> int: ...
-
-    def take(self, numbers: np.ndarray) -> Rows:
-        """The rows ``numbers`` (s,), ascending, in their own dtype; raises if any row of all is not finite."""
-
-    def stored(self) -> Rows:
-        """All rows in their own dtype; a Dask array is read anew by each pass."""
-
-    def dask(self) -> AbstractContextManager[None]:
-        """Where Dask collections of these rows are computed."""
-
-
 @dataclass(frozen=True)
 class Doubts:
     """What is wrong with some rows: numbers of the first that are not finite, how many are not, and whether float32
@@ -68,7 +42,7 @@ class Doubts:
         rows = tuple(sorted(self.rows + other.rows)[:LISTED_ROWS])
         return Doubts(rows, self.total + other.total, self.in_range and other.in_range)
 
-    def check(self, source: RowSource) -> None:
+    def check(self, source: TrainingRows) -> None:
         """Raise if anything is wrong, with the numbers of the rows."""
         if self.total:
             listed = ", ".join(map(str, self.rows)) + (", ..." if self.total > LISTED_ROWS else "")
@@ -81,8 +55,7 @@ class Doubts:
             raise BadInputError("some rows hold values beyond the range of float32; rescale them")
 
 
-def merge_doubts(parts: Sequence[Doubts]) -> Doubts:
-    return reduce(Doubts.merge, parts)
+MERGE_DOUBTS = partial(reduce, Doubts.merge)
 
 
 def take_block(block: np.ndarray, first_row: int, numbers: np.ndarray) -> tuple[Doubts, np.ndarray]:
@@ -95,25 +68,20 @@ def take_block(block: np.ndarray, first_row: int, numbers: np.ndarray) -> tuple[
 
 
 def fold_rows(
-    function: Callable[[np.ndarray, int, Any], T],
-    rows: Rows,
-    merge: Callable[[Sequence[T]], T],
-    *,
-    shared: Any,
-    name: str,
+    function: Callable[[np.ndarray, int, Any], T], rows: Rows, merge: Callable[[T, T], T], *, shared: Any, name: str
 ) -> T:
     """``merge`` over ``function(block, first_row, shared)``; the same for an array and for its Dask array in blocks of
     ``BLOCK_ROWS`` rows."""
     if not isinstance(rows, np.ndarray):
-        return reduce_rows(function, rows, merge, name=name, shared=shared)
+        return reduce_rows(function, rows, partial(reduce, merge), name=name, shared=shared)
     starts = range(0, len(rows), BLOCK_ROWS)
     parts = (function(rows[start : start + BLOCK_ROWS], start, shared) for start in starts)
-    return merge_here(parts, len(starts), merge)
+    return merge_here(parts, len(starts), partial(reduce, merge))
 
 
 @dataclass(frozen=True)
 class ArrayRows:
-    """The rows of a NumPy array."""
+    """The rows (rows, dim) of a NumPy array: where they are, and what to do about rows that are not finite."""
 
     array: Any
     where = "X"
@@ -128,14 +96,17 @@ class ArrayRows:
         return int(self.array.shape[1])
 
     def take(self, numbers: np.ndarray) -> Rows:
+        """The rows ``numbers`` (s,), ascending, in their own dtype; raises if any row of all is not finite."""
         doubts, rows = take_block(self.array, 0, numbers)
         doubts.check(self)
         return rows
 
     def stored(self) -> Rows:
+        """All rows in their own dtype; a Dask array is read anew by each pass."""
         return self.array
 
     def dask(self) -> AbstractContextManager[None]:
+        """Where Dask collections of these rows are computed."""
         return nullcontext()
 
 
@@ -148,10 +119,11 @@ class DaskRows(ArrayRows):
             raise BadInputError(f"X has shape {self.array.shape}; expected at least one row and one feature")
 
     def take(self, numbers: np.ndarray) -> Rows:
-        doubts, kept = scan_rows(take_block, self.array, merge_doubts, name="take_rows", shared=numbers)
+        doubts, kept = scan_rows(take_block, self.array, MERGE_DOUBTS, name="take_rows", shared=numbers)
         doubts.check(self)
         sizes = self.array.chunks[0]
-        return _in_even_blocks(self, kept, numbers, first_rows(sizes)[np.array(sizes) > 0])
+        edges = [*first_rows(sizes)[np.array(sizes) > 0], self.rows]
+        return _in_even_blocks(kept, np.searchsorted(numbers, edges), self.dim, self.array.dtype)
 
 
 @dataclass(frozen=True)
@@ -177,17 +149,18 @@ class CorpusRows:
     def take(self, numbers: np.ndarray) -> da.Array:
         partitions = self.corpus.partitions()
         doubts, kept = scan_tasks(
-            take_partition,
-            [TakeTask(self.corpus.ref, *rows) for rows in partitions],
-            merge_doubts,
+            partial(take_partition, self.corpus.ref),
+            partitions,
+            MERGE_DOUBTS,
             client=self.context.client,
             name="take_rows",
             shared=numbers,
             advance=self.context.progress("sample", self.rows),
-            weight=lambda task: task.stop - task.start,
+            weight=lambda rows: rows[1] - rows[0],
         )
         doubts.check(self)
-        return _in_even_blocks(self, kept, numbers, np.array([start for start, _ in partitions]))
+        edges = [*(start for start, _ in partitions), self.rows]
+        return _in_even_blocks(kept, np.searchsorted(numbers, edges), self.dim, self.corpus.dtype)
 
     def stored(self) -> da.Array:
         import dask.array as da
@@ -209,32 +182,23 @@ class CorpusRows:
         return collections_on(self.context.client)
 
 
-def _in_even_blocks(
-    source: DaskRows | CorpusRows, kept: Sequence[Any], numbers: np.ndarray, starts: np.ndarray
-) -> da.Array:
-    """The rows ``numbers``, of which each part that begins at ``starts`` keeps its own, as one Dask array that stays
+TrainingRows = ArrayRows | CorpusRows
+
+
+def _in_even_blocks(kept: Sequence[Any], edges: np.ndarray, dim: int, dtype: Any) -> da.Array:
+    """What each part kept of a sample, its rows from one of the ``edges`` to the next, as one Dask array that stays
     where Dask keeps results."""
-    dtype = source.array.dtype if isinstance(source, DaskRows) else source.corpus.dtype
-    sizes = np.diff(np.searchsorted(numbers, [*starts, source.rows]))
-    blocks = [(block, int(size)) for block, size in zip(kept, sizes, strict=True) if size]
-    array = stack_rows([block for block, _ in blocks], [size for _, size in blocks], source.dim, dtype)
-    return array.rechunk((BLOCK_ROWS, source.dim)).persist()
+    blocks = [(block, int(size)) for block, size in zip(kept, np.diff(edges), strict=True) if size]
+    array = stack_rows([block for block, _ in blocks], [size for _, size in blocks], dim, dtype)
+    return array.rechunk((BLOCK_ROWS, dim)).persist()
 
 
-@dataclass(frozen=True)
-class TakeTask:
-    """Rows [start, stop) of a corpus version, some of which are taken."""
-
-    corpus: CorpusRef
-    start: int
-    stop: int
-
-
-def take_partition(task: TakeTask, numbers: np.ndarray) -> tuple[Doubts, np.ndarray]:
+def take_partition(corpus: CorpusRef, partition: tuple[int, int], numbers: np.ndarray) -> tuple[Doubts, np.ndarray]:
     """What is wrong with the rows of a partition, and those of them among ``numbers``."""
-    blocks = task.corpus.open().blocks(task.start, task.stop)
-    doubts, kept = zip(*(take_block(block, first, numbers) for first, block in blocks), strict=True)
-    return merge_doubts(doubts), np.concatenate(kept)
+    doubts, kept = zip(
+        *(take_block(block, first, numbers) for first, block in corpus.open().blocks(*partition)), strict=True
+    )
+    return MERGE_DOUBTS(doubts), np.concatenate(kept)
 
 
 def read_part(corpus: CorpusRef, maximum: int, block_id: tuple[int, ...]) -> np.ndarray:

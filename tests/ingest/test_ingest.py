@@ -20,8 +20,8 @@ from och_dist.ingest import chunks as segments
 from och_dist.ingest import stage
 from och_dist.ingest.stage import default_chunk_rows, generate, ingest
 from och_dist.kernels.gistlike import gist_rows
+from och_dist.sources.files import VectorFile
 from och_dist.sources.joined import JoinedFiles
-from och_dist.sources.readers import VectorFile
 from och_dist.store.arrays import CODECS, ArraySpec, chunk_key, open_array
 from och_dist.store.corpus import find_corpus, open_corpus
 from och_dist.store.objects import open_objects

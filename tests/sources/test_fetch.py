@@ -18,7 +18,6 @@ import pytest
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, UsageError
 from och_dist.sources import download as fetch_module
-from och_dist.sources import remote
 from och_dist.sources.download import Fetched, fetch
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -117,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(fetch_module, "FIRST_WAIT_SECONDS", 0.001)
     monkeypatch.setattr(fetch_module, "LONGEST_WAIT_SECONDS", 0.002)
-    monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 10.0)
+    monkeypatch.setattr(fetch_module, "TIMEOUT_SECONDS", 10.0)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     with Server() as running:
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
@@ -334,7 +333,7 @@ def test_starting_over_is_no_progress(server: Server, goal: Path, monkeypatch: p
 
 def test_a_server_that_says_nothing_is_left(server: Server, goal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(fetch_module, "TIMEOUT_SECONDS", 0.1)
     server.drop_after = [1000]
     server.on_drop = [lambda: release.wait(10)]
     with pytest.raises(IncompleteError, match="timed out"):

@@ -15,14 +15,16 @@ from och_dist.cluster import collections_on
 from och_dist.methods.base import TrainingData
 from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
-from och_dist.train.centres import (
+from och_dist.train.data import (
     Centres,
+    count_members,
+    draw_rows,
     lloyd,
     lloyd_kmeans,
     seed_centres,
     settle_centres,
+    training_data,
 )
-from och_dist.train.data import count_members, draw_rows, training_data
 from och_dist.train.rows import BLOCK_ROWS, CorpusRows
 from tests.support.stage_data import clustered, corpus_of
 

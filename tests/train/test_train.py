@@ -16,8 +16,7 @@ from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
 from och_dist.store.model import copy_model, load_model, split_model_path
 from och_dist.store.objects import open_objects
-from och_dist.train.centres import settle_centres
-from och_dist.train.data import count_members, pool_with_members
+from och_dist.train.data import count_members, pool_with_members, settle_centres
 from och_dist.train.stage import train
 from tests.support.crashes import Crash, crash_at, tree
 from tests.support.stage_data import BITS, PARAMS, clustered, corpus_of
