@@ -72,7 +72,7 @@ class DaskAware(TransformerMixin, BaseEstimator, Hasher):
 
         self.check_parameters()
         if _is_dask(X):
-            source: Any = DaskRows(_whole_rows(_sized(_checked(X))))
+            source: Any = DaskRows(_whole_rows(X, sized=True))
             if hasattr(self, "feature_names_in_"):
                 del self.feature_names_in_
         else:
@@ -88,8 +88,7 @@ class DaskAware(TransformerMixin, BaseEstimator, Hasher):
         check_is_fitted(self)
         if not _is_dask(X):
             return self.encode_block(self._validated(X, reset=False))
-        X = _checked(X)
-        X = _whole_rows(_sized(X) if math.isnan(X.shape[1]) else X)
+        X = _whole_rows(X, sized=False)
         if X.shape[1] != self.n_features_in_:
             raise BadInputError(
                 f"X has {X.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} "
@@ -141,8 +140,9 @@ def _is_dask(X: Any) -> bool:
     return any(cls.__module__.split(".")[0] == "dask" for cls in type(X).__mro__)
 
 
-def _checked(X: Any) -> da.Array:
-    """X if it is a Dask array that can hold rows, of whatever size."""
+def _whole_rows(X: Any, *, sized: bool) -> da.Array:
+    """X in chunks of whole rows, which may still have unknown sizes if it need not be ``sized``; refused unless it is a
+    Dask array that can hold rows. X itself is left as it is."""
     import dask.array as da
 
     if not isinstance(X, da.Array):
@@ -162,16 +162,8 @@ def _checked(X: Any) -> da.Array:
             f"the chunks of X are {type(X._meta).__module__}.{type(X._meta).__name__}; expected NumPy arrays: "
             "convert them with X.map_blocks"
         )
-    return X
-
-
-def _sized(X: da.Array) -> da.Array:
-    """X with known chunk sizes, computed if need be; X itself is left as it is."""
-    unknown = any(math.isnan(size) for size in X.shape)
-    return X.copy().compute_chunk_sizes() if unknown else X
-
-
-def _whole_rows(X: da.Array) -> da.Array:
+    if math.isnan(X.shape[1]) or (sized and math.isnan(X.shape[0])):
+        X = X.copy().compute_chunk_sizes()
     return X if X.numblocks[1] == 1 else X.rechunk({1: -1})
 
 

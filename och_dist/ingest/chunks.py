@@ -149,7 +149,16 @@ def store_chunks(
             inherited=there,
         )
     except NonFiniteError:
-        raise _all_nonfinite(source, context) from None
+        # The full list, from a pass of its own: which chunks were still to do must not decide what is reported.
+        bad = find_nonfinite(source, context)
+        listed = bad[:LISTED_ROWS].tolist()
+        raise NonFiniteError(
+            f"{len(bad)} of {source.rows} rows hold NaN or infinity: {', '.join(map(str, listed))}"
+            f"{', ...' if len(bad) > LISTED_ROWS else ''}; nothing was published. "
+            "Mend them, or leave them out with --nonfinite=drop",
+            tuple(listed),
+            len(bad),
+        ) from None
     check = partial(check_stored_chunk, segment)
     stored += map_tasks(check, there, client=context.client, name="check_stored_chunk")
     digests = np.array([crcs for _, _, crcs in sorted(stored)], "<u4").T
@@ -203,16 +212,3 @@ def find_nonfinite(source: RowSource, context: Context) -> np.ndarray:
     if len(bad) > MAX_DROPPED:
         raise BadInputError(f"{len(bad)} of {source.rows} rows are not finite; mend the files before ingesting them")
     return bad
-
-
-def _all_nonfinite(source: RowSource, context: Context) -> NonFiniteError:
-    """The full list, from a pass of its own: which chunks were still to do must not decide what is reported."""
-    bad = find_nonfinite(source, context)
-    listed = bad[:LISTED_ROWS].tolist()
-    return NonFiniteError(
-        f"{len(bad)} of {source.rows} rows hold NaN or infinity: {', '.join(map(str, listed))}"
-        f"{', ...' if len(bad) > LISTED_ROWS else ''}; nothing was published. "
-        "Mend them, or leave them out with --nonfinite=drop",
-        tuple(listed),
-        len(bad),
-    )

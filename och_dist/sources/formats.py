@@ -14,6 +14,7 @@ import tokenize
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from typing import Any
 
 import numpy as np
@@ -72,13 +73,11 @@ def missing_extra(module: str, extra: str, path: str) -> UsageError:
     return UsageError(f"{path}: reading it needs {module}; install it with pip install 'och-dist[{extra}]'")
 
 
-def read_values(file: Any, dtype: np.dtype, count: int, path: str, *, offset: int = 0) -> np.ndarray:
-    """``count`` values from a path or an open file, ``offset`` bytes further on; BadInputError when the file ends."""
-    values = np.fromfile(file, dtype, count, offset=offset)
-    if len(values) < count:
-        missing = (count - len(values)) * dtype.itemsize
+def read_into(stream: BufferedReader, values: np.ndarray, path: str) -> None:
+    """Fill the C-contiguous array ``values``; BadInputError when the file ends."""
+    missing = values.nbytes - stream.readinto(values.data)
+    if missing:
         raise BadInputError(f"{path}: the file ends {missing} bytes early; it was cut short; fetch it again")
-    return values
 
 
 # Flat files
@@ -91,7 +90,7 @@ def open_vecs(path: str, dataset: str | None, *, kind: str) -> Iterator[Opened]:
     The heads of 17 records spread over the file are checked here, those of all that are read later.
     """
     dtype = np.dtype(VECS_DTYPES[kind])
-    with open(path, "rb", buffering=0) as stream:
+    with open(path, "rb") as stream:
 
         def check_head(row: int, found: int) -> None:
             if found != dim:
@@ -107,15 +106,17 @@ def open_vecs(path: str, dataset: str | None, *, kind: str) -> Iterator[Opened]:
         def read(start: int, stop: int) -> np.ndarray:
             # Through a block that stays in cache: one pass over memory, no second copy of the whole range.
             out = np.empty((stop - start, dim), dtype)
+            out_bytes = out.view(np.uint8)
             step = max(1, BLOCK_BYTES // record)
+            block = np.empty((min(step, stop - start), record), np.uint8)
             stream.seek(start * record)
             for low in range(start, stop, step):
-                count = min(step, stop - low)
-                records = read_values(stream, np.dtype(np.uint8), count * record, path).reshape(count, record)
+                records = block[: stop - low]
+                read_into(stream, records, path)
                 heads = records[:, :HEAD_BYTES].copy().view("<i4")[:, 0]
                 worst = int(np.argmax(heads != dim))
                 check_head(low + worst, int(heads[worst]))
-                out.view(np.uint8)[low - start : low - start + count] = records[:, HEAD_BYTES:]
+                out_bytes[low - start : low - start + len(records)] = records[:, HEAD_BYTES:]
             return out
 
         size, record = os.fstat(stream.fileno()).st_size, 0
@@ -152,9 +153,11 @@ def open_npy(path: str, dataset: str | None) -> Iterator[Opened]:
         if fortran:
             # Column-major: the rows are one run of bytes in each column, the map touches those pages only.
             return np.memmap(path, dtype, "r", offset, shape[::-1]).T[start:stop]
-        width = math.prod(shape[1:])
-        first = offset + start * width * dtype.itemsize
-        return read_values(path, dtype, (stop - start) * width, path, offset=first).reshape(-1, *shape[1:])
+        out = np.empty((stop - start, *shape[1:]), dtype)
+        with open(path, "rb") as stream:
+            stream.seek(offset + start * math.prod(shape[1:]) * dtype.itemsize)
+            read_into(stream, out, path)
+        return out
 
     yield Opened(shape, dtype, read)
 

@@ -347,13 +347,6 @@ def test_chunks_and_codecs(codec: Any, chunk_rows: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(zarr.open_array(Path(url, segment.prefix), mode="r")[:], values)
 
 
-@pytest.mark.parametrize("options", [{"codec": "gzip"}, {"chunk_rows": 0}, {"chunk_rows": -3}, {"nonfinite": "ignore"}])
-def test_impossible_options_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        ingest([save(tmp_path, "a.npy", clustered(10))], str(tmp_path / "corpus"), **options)
-    assert find_corpus(str(tmp_path / "corpus")) is None
-
-
 @pytest.mark.parametrize(("dim", "dtype", "rows"), [(960, "<f4", 8192), (1, "|u1", 1 << 25), (1 << 27, "<f8", 1)])
 def test_default_chunks_are_near_32_mebibytes(dim: int, dtype: str, rows: int) -> None:
     assert default_chunk_rows(dim, dtype) == rows
@@ -366,12 +359,6 @@ def test_generated_rows_depend_on_their_number_alone(tmp_path: Path) -> None:
     generate(url, rows=20, dim=24, seed=3, first_row=30, append=True, chunk_rows=9)
     np.testing.assert_array_equal(whole(url), gist_rows(0, 50, dim=24, seed=3))
     assert [s.sources[0]["first_row"] for s in open_corpus(url).segments] == [0, 30]
-
-
-@pytest.mark.parametrize("wrong", [{"rows": 0}, {"dim": 0}, {"first_row": -1}, {"seed": -1}])
-def test_impossible_generators_are_refused(wrong: dict[str, int], tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        generate(str(tmp_path / "corpus"), **{"rows": 3, "dim": 4, **wrong})
 
 
 @settings(deadline=None, max_examples=30)

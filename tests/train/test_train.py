@@ -158,9 +158,6 @@ def test_the_pool_has_members_of_thin_clusters(vectors: np.ndarray) -> None:
     [
         ({"params": {"n_centers": 5}}, "has no parameter n_centers; it has .*n_centres"),
         ({"seed": -1}, "seed=-1"),
-        ({"train_rows": 0}, "train_rows=0"),
-        ({"kmeans_rows": -1}, "kmeans_rows=-1"),
-        ({"kmeans_rounds": -1}, "kmeans_rounds=-1"),
     ],
 )
 def test_impossible_requests_are_refused(options: dict[str, Any], text: str, corpus: str, tmp_path: Path) -> None:
