@@ -37,7 +37,7 @@ Part = tuple[RowSource, int, int]  # rows [start, stop) of a source
 Written = tuple[int, int, list[int]]  # number of a chunk, its bytes in all arrays, its crc32c in each
 
 
-def cut(source: RowSource) -> list[Part]:
+def in_parts(source: RowSource) -> list[Part]:
     """All rows of a source in parts that a task reads at once."""
     step = _part_rows(source)
     ranges = ((start, min(start + step, source.rows)) for start in range(0, source.rows, step))
@@ -202,7 +202,7 @@ def find_nonfinite(source: RowSource, context: Context) -> np.ndarray:
     """One pass over the files for rows that are not finite; ascending row numbers."""
     found = map_tasks(
         find_nonfinite_rows,
-        cut(source),
+        in_parts(source),
         client=context.client,
         name="find_nonfinite_rows",
         advance=context.progress("scan", source.rows),

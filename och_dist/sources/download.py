@@ -173,12 +173,12 @@ class _Download:
     ) -> None:
         self.url, self.part, self.expected_bytes, self.progress = url, part, expected_bytes, progress
         self.note = beside(destination, ".part.json")
-        self.remote = Remote(url)
+        self.remote = RemoteFile(url)
         with contextlib.suppress(OSError, ValueError, TypeError):  # no note of an earlier call, or none of ours
-            known = Remote(**json.loads(self.note.read_text()))
+            known = RemoteFile(**json.loads(self.note.read_text()))
             self.remote = known if known.url == url else self.remote
 
-    def run(self, ask: Callable[[str, Remote, int], AbstractContextManager[Answer]], attempts: int) -> None:
+    def run(self, ask: Callable[[str, RemoteFile, int], AbstractContextManager[Answer]], attempts: int) -> None:
         """Attempt until the part is whole; IncompleteError when ``attempts`` in a row brought nothing new."""
         failed, best = 0, 0
         while self.part.tell() == 0 or self.part.tell() != self.remote.total:
@@ -191,7 +191,7 @@ class _Download:
             except DroppedError as error:
                 if isinstance(error, OtherFileError):
                     self._start_over()
-                    self.remote = Remote(self.url)
+                    self.remote = RemoteFile(self.url)
                 size = self.part.tell()
                 failed = 1 if size >= best + WORTH_BYTES else failed + 1
                 best = max(best, size)
@@ -248,7 +248,7 @@ class _Download:
 
 
 @dataclass(frozen=True)
-class Remote:
+class RemoteFile:
     """What the server said about the file; ``total`` is None while its size is unknown.
 
     Over FTP ``last_modified`` is the answer to MDTM.
@@ -265,7 +265,7 @@ class Remote:
             return self.etag
         return self.last_modified
 
-    def same_file(self, other: Remote) -> bool:
+    def same_file(self, other: RemoteFile) -> bool:
         """False when anything both know of differs."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in ("etag", "last_modified", "total"))
         return all(mine is None or theirs is None or mine == theirs for mine, theirs in pairs)
@@ -278,7 +278,7 @@ class Answer:
     ``end_is_told`` when a whole transfer can be told from a cut one without knowing the size.
     """
 
-    remote: Remote
+    remote: RemoteFile
     offset: int
     blocks: Iterator[bytes]
     end_is_told: bool
@@ -320,7 +320,7 @@ def _errors(url: str) -> Iterator[None]:
 
 
 @contextmanager
-def ask_http(url: str, known: Remote, offset: int) -> Iterator[Answer]:
+def ask_http(url: str, known: RemoteFile, offset: int) -> Iterator[Answer]:
     """Ask for the bytes from ``offset`` on of the file that is ``known``; the answer may begin at 0 instead.
 
     A redirect leads to no local file: urllib follows it to HTTP and FTP only.
@@ -343,7 +343,7 @@ def ask_http(url: str, known: Remote, offset: int) -> Iterator[Answer]:
         if response.status != 200:
             partial = re.fullmatch(rf"bytes {offset}-\d+/(\d+|\*)", headers.get("Content-Range") or "")
             total = partial[1].strip("*") if partial else None
-        remote = Remote(url, headers.get("ETag"), headers.get("Last-Modified"), int(total) if total else None)
+        remote = RemoteFile(url, headers.get("ETag"), headers.get("Last-Modified"), int(total) if total else None)
         if response.status == 200:
             yield Answer(remote, 0, blocks(), bool(response.chunked))
         elif response.status == 206 and partial and remote.same_file(known):
@@ -353,7 +353,7 @@ def ask_http(url: str, known: Remote, offset: int) -> Iterator[Answer]:
 
 
 @contextmanager
-def ask_ftp(url: str, known: Remote, offset: int) -> Iterator[Answer]:
+def ask_ftp(url: str, known: RemoteFile, offset: int) -> Iterator[Answer]:
     """The same over FTP, where a file is the ``known`` one when its time is told, and it and the size are equal."""
     host, port, path = split_ftp_url(url)
     # Not "with ftp": that says QUIT, and waits for the answer of a server that may be gone.
@@ -364,7 +364,7 @@ def ask_ftp(url: str, known: Remote, offset: int) -> Iterator[Answer]:
             ftp.voidcmd("TYPE I")
             size = _ask_ftp_about(ftp, f"SIZE {path}", r"213 +(\d+)")
             modified = _ask_ftp_about(ftp, f"MDTM {path}", r"213 +(\d{14}(?:\.\d+)?)")
-            remote = Remote(url, last_modified=modified, total=None if size is None else int(size))
+            remote = RemoteFile(url, last_modified=modified, total=None if size is None else int(size))
             continues = None not in (modified, known.validator()) and remote.same_file(known)
             fits = continues and (remote.total is None or offset < remote.total)
             if not (offset and fits and _ask_ftp_about(ftp, f"REST {offset}", r"(3).*")):

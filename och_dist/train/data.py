@@ -12,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,7 +74,7 @@ def training_data(
             return TrainingData(source.rows, moments.mean, moments.covariance, pool)
         seeds, variance = _seeds(pool, centres, seed), float(np.trace(moments.covariance)) / source.dim
         moved = lloyd(rows, seeds, max_iter=kmeans_rounds, variance=variance)
-        settled = settle_centres(lambda vectors: count_members(rows, vectors, seed), moved, min(centres, source.rows))
+        settled = fill_empty_clusters(partial(count_members, rows, seed=seed), moved, min(centres, source.rows))
         found, notes = len(settled.vectors), settled.notes
         if source.rows < centres:
             notes = (f"n_centres reduced from {centres} to {found}: there are {source.rows} rows",)
@@ -212,7 +212,7 @@ def sum_chunk(block: np.ndarray, first_row: int, shared: Round) -> ClusterSums:
     return block_sums(block, shared)
 
 
-def settle_centres(count: Callable[[np.ndarray], ClusterStats], centres: np.ndarray, asked: int) -> Centres:
+def fill_empty_clusters(count: Callable[[np.ndarray], ClusterStats], centres: np.ndarray, asked: int) -> Centres:
     """Move empty (so also duplicate) centres to the worst-fitted rows; ``count`` is a pass over all rows.
 
     Centres that are missing (the seeds had duplicates) start as duplicates of the first one, hence empty.

@@ -94,7 +94,7 @@ def renew(
         if other_parameters(model, given):
             facts["why"] = "other parameters are asked for"
         else:
-            facts = look_at_new_rows(opened, current, model, limit, on_drift, context)
+            facts = judge_new_rows(opened, current, model, limit, on_drift, context)
             if facts.pop("keep"):
                 place = f"{model_objects(index).url}/{model.address}"
                 looked: Status = "done" if "drift" in facts else "nothing to do"
@@ -130,7 +130,7 @@ def other_parameters(model: Model, given: Mapping[str, Any]) -> list[str]:
     return others + [name for name in passes if given[name] not in (None, trained.get(name))]
 
 
-def look_at_new_rows(
+def judge_new_rows(
     corpus: Corpus, index: Index, model: Model, limit: Shift, on_drift: OnDrift, context: Context
 ) -> dict[str, Any]:
     """Whether the model stays ('keep'), and what was found; rows that differ raise where the gate says so."""
@@ -138,7 +138,7 @@ def look_at_new_rows(
     if new <= 0:
         return {"keep": True, "why": "no new rows"}
     trained = trained_rows(corpus, index, model)
-    first = window(corpus.rows, index.rows, trained)
+    first = first_compared_row(corpus.rows, index.rows, trained)
     if corpus.rows - first < MIN_ROWS:
         return {"keep": True, "why": f"{corpus.rows - first} new rows are too few to judge; {MIN_ROWS} are enough"}
     before = training_sample(corpus, index.url, model, trained, context)
@@ -154,7 +154,7 @@ def look_at_new_rows(
     }
     if not facts["drift"]:
         return {"keep": True, "why": "the new rows are like those of training", **facts}
-    account = _account(corpus, model, first, shift, limit)
+    account = _describe_drift(corpus, model, first, shift, limit)
     if on_drift == "stop":
         raise DriftError(
             f"{account}. Nothing was encoded or published. Look at these rows; then run again with on_drift=retrain "
@@ -165,7 +165,7 @@ def look_at_new_rows(
     return {"keep": kept, "why": "the new rows have drifted" + (", and are accepted" if kept else ""), **facts}
 
 
-def window(rows: int, held: int, trained: int) -> int:
+def first_compared_row(rows: int, held: int, trained: int) -> int:
     """The first row to look at: the first that the index does not hold, or earlier so that there are enough.
 
     Of many small nights each would tell nothing; but rows that the model was trained on are never looked at.
@@ -184,7 +184,7 @@ def trained_rows(corpus: Corpus, index: Index, model: Model) -> int:
     return min(then.rows, index.rows) if same else index.rows
 
 
-def _account(corpus: Corpus, model: Model, first: int, shift: Shift, limit: Shift) -> str:
+def _describe_drift(corpus: Corpus, model: Model, first: int, shift: Shift, limit: Shift) -> str:
     files = [
         str(source["path"])
         for segment in corpus.segments

@@ -30,7 +30,7 @@ LISTED_ROWS = 20
 
 
 @dataclass(frozen=True)
-class Doubts:
+class RowFaults:
     """What is wrong with some rows: numbers of the first that are not finite, how many are not, and whether float32
     can hold those that were taken."""
 
@@ -38,9 +38,9 @@ class Doubts:
     total: int
     in_range: bool
 
-    def merge(self, other: Doubts) -> Doubts:
+    def merge(self, other: RowFaults) -> RowFaults:
         rows = tuple(sorted(self.rows + other.rows)[:LISTED_ROWS])
-        return Doubts(rows, self.total + other.total, self.in_range and other.in_range)
+        return RowFaults(rows, self.total + other.total, self.in_range and other.in_range)
 
     def check(self, source: TrainingRows) -> None:
         """Raise if anything is wrong, with the numbers of the rows."""
@@ -55,16 +55,16 @@ class Doubts:
             raise BadInputError("some rows hold values beyond the range of float32; rescale them")
 
 
-MERGE_DOUBTS = partial(reduce, Doubts.merge)
+MERGE_FAULTS = partial(reduce, RowFaults.merge)
 
 
-def take_block(block: np.ndarray, first_row: int, numbers: np.ndarray) -> tuple[Doubts, np.ndarray]:
+def take_block(block: np.ndarray, first_row: int, numbers: np.ndarray) -> tuple[RowFaults, np.ndarray]:
     """What is wrong with ``block`` (n, d), and its rows among ``numbers``."""
     bad = nonfinite_rows(block)
     chosen = numbers[slice(*np.searchsorted(numbers, (first_row, first_row + len(block))))] - first_row
     rows = block if len(chosen) == len(block) else block[chosen]
     in_range = rows.dtype.itemsize < 8 or bool((np.abs(rows) <= np.finfo(np.float32).max).all())
-    return Doubts(tuple(int(row) + first_row for row in bad[:LISTED_ROWS]), len(bad), in_range), rows
+    return RowFaults(tuple(int(row) + first_row for row in bad[:LISTED_ROWS]), len(bad), in_range), rows
 
 
 def fold_rows(
@@ -97,8 +97,8 @@ class ArrayRows:
 
     def take(self, numbers: np.ndarray) -> Rows:
         """The rows ``numbers`` (s,), ascending, in their own dtype; raises if any row of all is not finite."""
-        doubts, rows = take_block(self.array, 0, numbers)
-        doubts.check(self)
+        faults, rows = take_block(self.array, 0, numbers)
+        faults.check(self)
         return rows
 
     def stored(self) -> Rows:
@@ -119,8 +119,8 @@ class DaskRows(ArrayRows):
             raise BadInputError(f"X has shape {self.array.shape}; expected at least one row and one feature")
 
     def take(self, numbers: np.ndarray) -> Rows:
-        doubts, kept = scan_rows(take_block, self.array, MERGE_DOUBTS, name="take_rows", shared=numbers)
-        doubts.check(self)
+        faults, kept = scan_rows(take_block, self.array, MERGE_FAULTS, name="take_rows", shared=numbers)
+        faults.check(self)
         sizes = self.array.chunks[0]
         edges = [*first_rows(sizes)[np.array(sizes) > 0], self.rows]
         return _in_even_blocks(kept, np.searchsorted(numbers, edges), self.dim, self.array.dtype)
@@ -148,17 +148,17 @@ class CorpusRows:
 
     def take(self, numbers: np.ndarray) -> da.Array:
         partitions = self.corpus.partitions()
-        doubts, kept = scan_tasks(
+        faults, kept = scan_tasks(
             partial(take_partition, self.corpus.ref),
             partitions,
-            MERGE_DOUBTS,
+            MERGE_FAULTS,
             client=self.context.client,
             name="take_rows",
             shared=numbers,
             advance=self.context.progress("sample", self.rows),
             weight=lambda rows: rows[1] - rows[0],
         )
-        doubts.check(self)
+        faults.check(self)
         edges = [*(start for start, _ in partitions), self.rows]
         return _in_even_blocks(kept, np.searchsorted(numbers, edges), self.dim, self.corpus.dtype)
 
@@ -193,12 +193,12 @@ def _in_even_blocks(kept: Sequence[Any], edges: np.ndarray, dim: int, dtype: Any
     return array.rechunk((BLOCK_ROWS, dim)).persist()
 
 
-def take_partition(corpus: CorpusRef, partition: tuple[int, int], numbers: np.ndarray) -> tuple[Doubts, np.ndarray]:
+def take_partition(corpus: CorpusRef, partition: tuple[int, int], numbers: np.ndarray) -> tuple[RowFaults, np.ndarray]:
     """What is wrong with the rows of a partition, and those of them among ``numbers``."""
-    doubts, kept = zip(
+    faults, kept = zip(
         *(take_block(block, first, numbers) for first, block in corpus.open().blocks(*partition)), strict=True
     )
-    return MERGE_DOUBTS(doubts), np.concatenate(kept)
+    return MERGE_FAULTS(faults), np.concatenate(kept)
 
 
 def read_part(corpus: CorpusRef, maximum: int, block_id: tuple[int, ...]) -> np.ndarray:

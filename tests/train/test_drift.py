@@ -23,12 +23,12 @@ from och_dist.train.drift import (
     MIN_ROWS,
     BitSample,
     choose_rows,
+    first_compared_row,
     other_parameters,
     renew,
     sample_block,
     sample_range,
     shift_between,
-    window,
 )
 from och_dist.train.stage import train
 from tests.support.stage_data import BITS, PARAMS, clustered, corpus_of
@@ -313,10 +313,10 @@ def test_few_rows_are_not_judged_until_there_are_enough(place: Place) -> None:
 
 
 def test_window() -> None:
-    assert window(10_000, 7_000, 1_000) == 7_000
-    assert window(10_000, 9_900, 1_000) == 10_000 - drift.WINDOW_ROWS
-    assert window(1_200, 1_100, 1_000) == 1_000
-    assert window(1_200, 1_000, 1_100) == 1_000
+    assert first_compared_row(10_000, 7_000, 1_000) == 7_000
+    assert first_compared_row(10_000, 9_900, 1_000) == 10_000 - drift.WINDOW_ROWS
+    assert first_compared_row(1_200, 1_100, 1_000) == 1_000
+    assert first_compared_row(1_200, 1_000, 1_100) == 1_000
 
 
 def test_a_model_from_elsewhere_is_compared_with_the_rows_of_its_index(place: Place, tmp_path: Path) -> None:
