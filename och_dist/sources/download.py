@@ -84,7 +84,8 @@ def fetch(
         with _locked_part(destination) as part:
             if destination.exists():
                 return _fetched_before(destination, expected_bytes)
-            _Download(url_or_path, destination, part, expected_bytes, progress).run(ask, attempts)
+            note = beside(destination, ".part.json")
+            _Download(url_or_path, part, note, expected_bytes, progress).run(ask, attempts)
             return _finish(part, destination, expected_bytes)
     except OSError as error:
         raise IncompleteError(
@@ -160,23 +161,21 @@ def _locked_part(destination: Path) -> Iterator[BinaryIO]:
                 name.unlink(missing_ok=True)
 
 
+@dataclass
 class _Download:
-    """One file under way: the part, and what is known of the remote file it is a part of."""
+    """One file under way: the part, and what is known, and noted, of the remote file it is a part of."""
 
-    def __init__(
-        self,
-        url: str,
-        destination: Path,
-        part: BinaryIO,
-        expected_bytes: int | None,
-        progress: Callable[[int], None],
-    ) -> None:
-        self.url, self.part, self.expected_bytes, self.progress = url, part, expected_bytes, progress
-        self.note = beside(destination, ".part.json")
-        self.remote = RemoteFile(url)
+    url: str
+    part: BinaryIO
+    note: Path
+    expected_bytes: int | None
+    progress: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        self.remote = RemoteFile(self.url)
         with contextlib.suppress(OSError, ValueError, TypeError):  # no note of an earlier call, or none of ours
             known = RemoteFile(**json.loads(self.note.read_text()))
-            self.remote = known if known.url == url else self.remote
+            self.remote = known if known.url == self.url else self.remote
 
     def run(self, ask: Callable[[str, RemoteFile, int], AbstractContextManager[Answer]], attempts: int) -> None:
         """Attempt until the part is whole; IncompleteError when ``attempts`` in a row brought nothing new."""
