@@ -27,6 +27,7 @@ BLOCK_ROWS = 8192
 """Rows of a sample that are summed at once, wherever they are."""
 
 LISTED_ROWS = 20
+MEND_ARRAY = "leave them out or replace their values"
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,12 @@ class RowFaults:
         rows = tuple(sorted(self.rows + other.rows)[:LISTED_ROWS])
         return RowFaults(rows, self.total + other.total, self.in_range and other.in_range)
 
-    def check(self, source: TrainingRows) -> None:
+    def check(self, where: str, remedy: str) -> None:
         """Raise if anything is wrong, with the numbers of the rows."""
         if self.total:
             listed = ", ".join(map(str, self.rows)) + (", ..." if self.total > LISTED_ROWS else "")
-            raise NonFiniteError(
-                f"{self.total} rows of {source.where} hold NaN or infinity: {listed}; {source.remedy}",
-                self.rows,
-                self.total,
-            )
+            message = f"{self.total} rows of {where} hold NaN or infinity: {listed}; {remedy}"
+            raise NonFiniteError(message, self.rows, self.total)
         if not self.in_range:
             raise BadInputError("some rows hold values beyond the range of float32; rescale them")
 
@@ -81,11 +79,9 @@ def fold_rows(
 
 @dataclass(frozen=True)
 class ArrayRows:
-    """The rows (rows, dim) of a NumPy array: where they are, and what to do about rows that are not finite."""
+    """The rows (rows, dim) of a NumPy array."""
 
     array: Any
-    where = "X"
-    remedy = "leave them out or replace their values"
 
     @property
     def rows(self) -> int:
@@ -98,7 +94,7 @@ class ArrayRows:
     def take(self, numbers: np.ndarray) -> Rows:
         """The rows ``numbers`` (s,), ascending, in their own dtype; raises if any row of all is not finite."""
         faults, rows = take_block(self.array, 0, numbers)
-        faults.check(self)
+        faults.check("X", MEND_ARRAY)
         return rows
 
     def stored(self) -> Rows:
@@ -120,7 +116,7 @@ class DaskRows(ArrayRows):
 
     def take(self, numbers: np.ndarray) -> Rows:
         faults, kept = scan_rows(take_block, self.array, MERGE_FAULTS, name="take_rows", shared=numbers)
-        faults.check(self)
+        faults.check("X", MEND_ARRAY)
         sizes = self.array.chunks[0]
         edges = [*first_rows(sizes)[np.array(sizes) > 0], self.rows]
         return _in_even_blocks(kept, np.searchsorted(numbers, edges), self.dim, self.array.dtype)
@@ -132,11 +128,6 @@ class CorpusRows:
 
     corpus: Corpus
     context: Context
-    remedy = "ingest the data with --nonfinite=drop to leave them out"
-
-    @property
-    def where(self) -> str:
-        return self.corpus.url
 
     @property
     def rows(self) -> int:
@@ -158,7 +149,7 @@ class CorpusRows:
             advance=self.context.progress("sample", self.rows),
             weight=lambda rows: rows[1] - rows[0],
         )
-        faults.check(self)
+        faults.check(self.corpus.url, "ingest the data with --nonfinite=drop to leave them out")
         edges = [*(start for start, _ in partitions), self.rows]
         return _in_even_blocks(kept, np.searchsorted(numbers, edges), self.dim, self.corpus.dtype)
 
