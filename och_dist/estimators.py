@@ -3,8 +3,8 @@
 >>> from och_dist import OCH
 >>> codes = OCH(n_bits=64, random_state=0).fit(X).transform(X)
 
-A Dask array (n, d) is summarised chunk by chunk where its own scheduler runs, and only moments, centres and a bounded
-pool of rows come to this process. Dask is imported when the first Dask array arrives.
+Of a Dask array (n, d) a sample is taken, and learned from, where its own scheduler runs; only moments, centres and a
+bounded pool of rows come to this process. Dask is imported when the first Dask array arrives.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ class DaskAware(TransformerMixin, BaseEstimator, Hasher):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn from an array (n, d) of NumPy or Dask: the same model, however a Dask array is cut into chunks.
 
-        A Dask array is read at least twice, a pass more for each repair of empty clusters: persist it if that
-        is costly and it fits in the memory of the workers.
+        A Dask array is read once; once more before that if its chunks are of unknown sizes.
         """
         from och_dist.train import ArrayRows, DaskRows, training_data
 
