@@ -181,7 +181,7 @@ class _Download:
         """Attempt until the part is whole; IncompleteError when ``attempts`` in a row brought nothing new."""
         failed, best = 0, 0
         while self.part.tell() == 0 or self.part.tell() != self.remote.total:
-            if self.remote.validator() is None:  # a part of nobody knows what
+            if self.remote.validator() is None:  # nothing tells which file the part belongs to
                 self._start_over()
             try:
                 with ask(self.url, self.remote, self.part.tell()) as answer:

@@ -101,7 +101,7 @@ class GeneratedRows:
     ids: None = None
 
     def part(self, start: int, stop: int) -> GeneratedRows:
-        """It is small as it is."""
+        """The same: a generator is small enough to travel whole."""
         return self
 
     def read(self, start: int, stop: int) -> np.ndarray:

@@ -166,9 +166,10 @@ def judge_new_rows(
 
 
 def first_compared_row(rows: int, held: int, trained: int) -> int:
-    """The first row to look at: the first that the index does not hold, or earlier so that there are enough.
+    """The first row to look at: the first that the index does not hold, or an earlier one so that there are enough.
 
-    Of many small nights each would tell nothing; but rows that the model was trained on are never looked at.
+    A few rows tell nothing, so an index that grows by a few at a time is judged by those of several versions; rows that
+    the model was trained on are never looked at.
     """
     return min(held, max(trained, rows - WINDOW_ROWS))
 
