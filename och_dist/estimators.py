@@ -3,8 +3,8 @@
 >>> from och_dist import OCH
 >>> codes = OCH(n_bits=64, random_state=0).fit(X).transform(X)
 
-A Dask array (n, d) is summarised chunk by chunk where its own scheduler runs, and only moments, centres and a bounded
-pool of rows come to this process. Dask is imported when the first Dask array arrives.
+Of a Dask array (n, d) a sample is taken, and learned from, where its own scheduler runs; only moments, centres and a
+bounded pool of rows come to this process. Dask is imported when the first Dask array arrives.
 """
 
 from __future__ import annotations
@@ -65,14 +65,13 @@ class DaskAware(TransformerMixin, BaseEstimator, Hasher):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Learn from an array (n, d) of NumPy or Dask: the same model, however a Dask array is cut into chunks.
 
-        A Dask array is read at least twice, a pass more for each repair of empty clusters: persist it if that
-        is costly and it fits in the memory of the workers.
+        A Dask array is read once; once more before that if its chunks are of unknown sizes.
         """
         from och_dist.train import ArrayRows, DaskRows, training_data
 
         self.check_parameters()
         if _is_dask(X):
-            source: Any = DaskRows(_whole_rows(_sized(_checked(X))))
+            source: Any = DaskRows(_whole_rows(X, sized=True))
             if hasattr(self, "feature_names_in_"):
                 del self.feature_names_in_
         else:
@@ -88,8 +87,7 @@ class DaskAware(TransformerMixin, BaseEstimator, Hasher):
         check_is_fitted(self)
         if not _is_dask(X):
             return self.encode_block(self._validated(X, reset=False))
-        X = _checked(X)
-        X = _whole_rows(_sized(X) if math.isnan(X.shape[1]) else X)
+        X = _whole_rows(X, sized=False)
         if X.shape[1] != self.n_features_in_:
             raise BadInputError(
                 f"X has {X.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} "
@@ -141,8 +139,9 @@ def _is_dask(X: Any) -> bool:
     return any(cls.__module__.split(".")[0] == "dask" for cls in type(X).__mro__)
 
 
-def _checked(X: Any) -> da.Array:
-    """X if it is a Dask array that can hold rows, of whatever size."""
+def _whole_rows(X: Any, *, sized: bool) -> da.Array:
+    """X in chunks of whole rows, which may still have unknown sizes if it need not be ``sized``; refused unless it is a
+    Dask array that can hold rows. X itself is left as it is."""
     import dask.array as da
 
     if not isinstance(X, da.Array):
@@ -162,16 +161,8 @@ def _checked(X: Any) -> da.Array:
             f"the chunks of X are {type(X._meta).__module__}.{type(X._meta).__name__}; expected NumPy arrays: "
             "convert them with X.map_blocks"
         )
-    return X
-
-
-def _sized(X: da.Array) -> da.Array:
-    """X with known chunk sizes, computed if need be; X itself is left as it is."""
-    unknown = any(math.isnan(size) for size in X.shape)
-    return X.copy().compute_chunk_sizes() if unknown else X
-
-
-def _whole_rows(X: da.Array) -> da.Array:
+    if math.isnan(X.shape[1]) or (sized and math.isnan(X.shape[0])):
+        X = X.copy().compute_chunk_sizes()
     return X if X.numblocks[1] == 1 else X.rechunk({1: -1})
 
 

@@ -25,7 +25,7 @@ from och_dist.search.searcher import open_index
 from och_dist.store.corpus import Corpus
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import open_objects
-from och_dist.train.centres import lloyd, seed_centres
+from och_dist.train.data import lloyd, seed_centres
 from och_dist.train.rows import CorpusRows
 from och_dist.train.stage import make_hasher
 

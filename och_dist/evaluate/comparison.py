@@ -22,7 +22,7 @@ import numpy as np
 
 from och_dist.cluster import map_tasks, reduce_tasks
 from och_dist.errors import BadInputError, NonFiniteError, OchError, UsageError
-from och_dist.evaluate.exact import exact_neighbors, piece_size, remaining_rows
+from och_dist.evaluate.exact import remaining_rows, write_neighbors
 from och_dist.evaluate.stage import Histograms, true_rows
 from och_dist.kernels.hamming import count_rows, hamming_histogram, lay_out
 from och_dist.kernels.moments import nonfinite_rows
@@ -31,6 +31,7 @@ from och_dist.kernels.ranking import bit_balance, bit_entropy, evaluate_histogra
 from och_dist.kernels.spheres import spherical_histogram, spherical_levels, spherical_pairs
 from och_dist.methods.base import Hasher, one_thread
 from och_dist.methods.registry import METHODS, get_method
+from och_dist.sources import open_queries
 from och_dist.stage import Context, Report, Stopwatch, logger
 from och_dist.store import (
     Corpus,
@@ -45,7 +46,6 @@ from och_dist.store import (
     open_objects,
     read_about,
     save_model,
-    save_neighbors,
     seal,
     sha256,
     unseal,
@@ -90,8 +90,9 @@ def read_some(corpus: Corpus, rows: np.ndarray, context: Context) -> np.ndarray:
     """The vectors (m, dim) of ascending global ``rows``, fetched by the cluster."""
     parts = np.split(rows, np.searchsorted(rows, [start for start, _ in corpus.partitions()]))
     tasks = [part for part in parts if len(part)]
-    gathered = map_tasks(partial(gather_rows, corpus.ref), tasks, client=context.client, name="gather_rows")
-    vectors = np.concatenate(gathered)
+    vectors = np.concatenate(
+        map_tasks(partial(gather_rows, corpus.ref), tasks, client=context.client, name="gather_rows")
+    )
     bad = nonfinite_rows(vectors)
     if len(bad):
         listed = tuple(int(row) for row in rows[bad[:20]])
@@ -126,13 +127,9 @@ def prepare_split(corpus: Corpus, split: Split, folder: Path, *, k: int, context
     path = str(folder / "truth.zarr")
     key = sha256(canonical([corpus.fingerprint, split.queries.tolist(), k]))
     if (read_about(path) or {}).get("key") != key:
-        vectors = prepared.vectors("queries")
         width, about = min(k, corpus.rows - len(split.queries)), {"kind": "euclidean", "key": key}
-        neighbors = exact_neighbors(
-            corpus, lambda start, stop: vectors[start:stop], len(vectors), k, context, without=split.queries
-        )
-        with contextlib.closing(neighbors) as found:
-            save_neighbors(path, found, queries=len(vectors), width=width, batch=piece_size(width), about=about)
+        queries = open_queries(prepared.vectors("queries"))
+        write_neighbors(path, corpus, queries, width, about, context, without=split.queries)
     return prepared
 
 
@@ -267,11 +264,8 @@ def compare(
     names = [methods] if isinstance(methods, str) else list(methods)
     if names == ["all"]:
         names = list(METHODS)
-    if repeats < 1 or not bits or min(bits) < 1 or not 0 < truth_fraction <= 1 or (truth_k is not None and truth_k < 1):
-        raise UsageError(
-            f"repeats={repeats}, bits={list(bits)}, truth_fraction={truth_fraction}, truth_k={truth_k}; "
-            "use at least one repeat, one bit and one true neighbour"
-        )
+    if not bits:
+        raise UsageError("bits=[]; name at least one code length")
     database = opened.rows - queries
     k = truth_k or max(1, int(truth_fraction * database))
     protocol = {"corpus": opened.fingerprint, "rows": opened.rows, "dim": opened.dim, "queries": queries,
@@ -290,14 +284,11 @@ def compare(
         results += [unseal(objects.get(f"cells/{key}.json"), key) for key in keys]
     results = sorted(results, key=lambda cell: (cell["variant"], cell["method"], cell["bits"], cell["repeat"]))
     path = folder / "results.json"
-    write_text(path, json.dumps({"protocol": protocol, "machine": _machine(), "cells": results}, indent=1))
+    machine = {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()}
+    write_text(path, json.dumps({"protocol": protocol, "machine": machine, "cells": results}, indent=1))
     return watch.report(
         "done" if computed else "nothing to do", results=str(path), cells=len(results), computed=computed
     )
-
-
-def _machine() -> dict[str, Any]:
-    return {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()}
 
 
 def _processor() -> str:

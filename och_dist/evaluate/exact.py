@@ -6,7 +6,7 @@ One pass over the rows serves many queries; results come in pieces that the driv
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from och_dist.errors import UsageError
 from och_dist.kernels.candidates import Candidates, merge_candidates
 from och_dist.kernels.euclidean import euclidean_top_k
 from och_dist.options import Option, QueryDataset, ResultFile, checked
-from och_dist.sources import open_queries
+from och_dist.sources import Queries, open_queries
 from och_dist.stage import Context, Report, Stopwatch, require_room
 from och_dist.store import (
     Corpus,
@@ -85,9 +85,23 @@ def truth(
     if output.endswith(".zarr") and (read_about(output) or {}).get("key") == about["key"]:
         return watch.report("nothing to do", **facts)
     require_room(opened, context, "a pass over the corpus")
-    with contextlib.closing(exact_neighbors(opened, asked.read, asked.rows, k, context)) as found:
-        save_neighbors(output, found, queries=asked.rows, width=width, batch=piece_size(width), about=about)
+    write_neighbors(output, opened, asked, width, about, context)
     return watch.report(**facts)
+
+
+def write_neighbors(
+    path: str,
+    corpus: Corpus,
+    queries: Queries,
+    width: int,
+    about: dict[str, Any],
+    context: Context,
+    *,
+    without: np.ndarray = NO_ROWS,
+) -> None:
+    """Write the ``width`` exact neighbours of every query among the rows that are not in ``without`` (ascending)."""
+    with contextlib.closing(exact_neighbors(corpus, queries, width, context, without=without)) as found:
+        save_neighbors(path, found, queries=queries.rows, width=width, batch=piece_size(width), about=about)
 
 
 @dataclass(frozen=True)
@@ -133,26 +147,18 @@ def piece_size(width: int) -> int:
 
 
 def exact_neighbors(
-    corpus: Corpus,
-    read: Callable[[int, int], np.ndarray],
-    count: int,
-    k: int,
-    context: Context,
-    *,
-    without: np.ndarray = NO_ROWS,
+    corpus: Corpus, queries: Queries, width: int, context: Context, *, without: np.ndarray
 ) -> Generator[Neighbors, None, None]:
-    """The neighbours of ``count`` queries, :func:`piece_size` of them at a time, over the rows that are not in
-    ``without`` (ascending); ``read(start, stop)`` has the vectors of some queries.
+    """The neighbours of all queries, :func:`piece_size` of them at a time.
 
     Guessed limits keep far rows off the network; where the guess was too low for a query, that query is searched
     again without it, so the answer never depends on the guess.
     """
-    width = min(k, corpus.rows - len(without))
     size = piece_size(width)
     of_pass = size * _pieces_of_pass(width, size, context)
-    advance = context.progress("truth", count)
-    for start in range(0, count, of_pass):
-        vectors = read(start, min(start + of_pass, count))
+    advance = context.progress("truth", queries.rows)
+    for start in range(0, queries.rows, of_pass):
+        vectors = queries.read(start, min(start + of_pass, queries.rows))
         batch = LimitedQueries(vectors, _guess(corpus, vectors, width, without, context), without)
         for number, found in enumerate(_search(corpus, batch, width, size, context)):
             neighbors = _complete(found, vectors[number * size :], width, corpus, without, context)

@@ -1,23 +1,15 @@
 """Files or the generator -> a corpus."""
 
+# mypy: implicit-reexport
+
 from __future__ import annotations
 
-from och_dist.ingest.fetch import fetch_archive
 from och_dist.ingest.stage import (
     collect,
     default_chunk_rows,
+    fetch_archive,
     generate,
     ingest,
     known_sources,
     new_sources,
 )
-
-__all__ = [
-    "collect",
-    "default_chunk_rows",
-    "fetch_archive",
-    "generate",
-    "ingest",
-    "known_sources",
-    "new_sources",
-]

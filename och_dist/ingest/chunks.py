@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -32,23 +33,15 @@ PART_ROWS = 1 << 17
 LISTED_ROWS = 20
 MAX_DROPPED = 10_000_000
 
+Part = tuple[RowSource, int, int]  # rows [start, stop) of a source
 Written = tuple[int, int, list[int]]  # number of a chunk, its bytes in all arrays, its crc32c in each
 
 
-@dataclass(frozen=True)
-class SourceRows:
-    """Rows [start, stop) of a source."""
-
-    source: RowSource
-    start: int
-    stop: int
-
-
-def cut(source: RowSource) -> list[SourceRows]:
+def in_parts(source: RowSource) -> list[Part]:
     """All rows of a source in parts that a task reads at once."""
     step = _part_rows(source)
     ranges = ((start, min(start + step, source.rows)) for start in range(0, source.rows, step))
-    return [SourceRows(source.part(start, stop), start, stop) for start, stop in ranges]
+    return [(source.part(start, stop), start, stop) for start, stop in ranges]
 
 
 def _part_rows(source: RowSource) -> int:
@@ -69,14 +62,12 @@ class NewSegment:
     ids: IdLayout | None = None
 
     @property
-    def ids_spec(self) -> ArraySpec | None:
-        return None if self.ids is None else self.ids.spec(self.spec.rows, self.spec.chunk_rows)
-
-    @property
     def arrays(self) -> dict[str, ArraySpec]:
         """Prefix -> layout: the vectors, then the ids where there are some."""
-        ids = {} if self.ids_spec is None else {ids_prefix(self.id): self.ids_spec}
-        return {vectors_prefix(self.id): self.spec, **ids}
+        found = {vectors_prefix(self.id): self.spec}
+        if self.ids is not None:
+            found[ids_prefix(self.id)] = self.ids.spec(self.spec.rows, self.spec.chunk_rows)
+        return found
 
     def rows_of(self, chunk: int) -> int:
         low, high = self.spec.bounds(chunk)
@@ -89,8 +80,8 @@ class NewSegment:
 
     def id_blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """(global row, ids as they are stored), chunk by chunk."""
-        assert self.ids_spec is not None  # narrows the type: asked of segments with ids only
-        array = open_layout(open_objects(self.url), ids_prefix(self.id), self.ids_spec)
+        prefix = ids_prefix(self.id)
+        array = open_layout(open_objects(self.url), prefix, self.arrays[prefix])
         for chunk in range(self.spec.n_chunks):
             low, high = self.spec.bounds(chunk)
             yield self.start + low, read_rows(array, low, high)
@@ -158,9 +149,18 @@ def store_chunks(
             inherited=there,
         )
     except NonFiniteError:
-        raise _all_nonfinite(source, context) from None
-    left = [StoredChunk(segment, chunk) for chunk in there]
-    stored += map_tasks(check_stored_chunk, left, client=context.client, name="check_stored_chunk")
+        # The full list, from a pass of its own: which chunks were still to do must not decide what is reported.
+        bad = find_nonfinite(source, context)
+        listed = bad[:LISTED_ROWS].tolist()
+        raise NonFiniteError(
+            f"{len(bad)} of {source.rows} rows hold NaN or infinity: {', '.join(map(str, listed))}"
+            f"{', ...' if len(bad) > LISTED_ROWS else ''}; nothing was published. "
+            "Mend them, or leave them out with --nonfinite=drop",
+            tuple(listed),
+            len(bad),
+        ) from None
+    check = partial(check_stored_chunk, segment)
+    stored += map_tasks(check, there, client=context.client, name="check_stored_chunk")
     digests = np.array([crcs for _, _, crcs in sorted(stored)], "<u4").T
     return digests, sum(nbytes for _, nbytes, _ in stored)
 
@@ -179,56 +179,36 @@ def plan(segment: NewSegment, source: RowSource, bad: np.ndarray, there: Contain
     return tasks
 
 
-@dataclass(frozen=True)
-class StoredChunk:
-    """A chunk that an earlier run stored in all arrays of a segment."""
-
-    segment: NewSegment
-    chunk: int
-
-
-def check_stored_chunk(task: StoredChunk) -> Written:
+def check_stored_chunk(segment: NewSegment, chunk: int) -> Written:
     """Read a chunk again: a machine that lost power may have kept a part of it."""
-    objects, name = open_objects(task.segment.url), task.segment.id
-    found = [find_chunk(objects, prefix, task.chunk) for prefix in task.segment.arrays]
+    objects, name = open_objects(segment.url), segment.id
+    found = [find_chunk(objects, prefix, chunk) for prefix in segment.arrays]
     for part in found:
         if part.fault is not None:
             raise IntegrityError(
-                f"chunk {task.chunk} of segment {name}, left in {objects.url} by an earlier run, {part.fault}; nothing "
+                f"chunk {chunk} of segment {name}, left in {objects.url} by an earlier run, {part.fault}; nothing "
                 f"was published: remove the segment with 'och gc {objects.url} --job {name}' and ingest again"
             )
-    return task.chunk, sum(len(part.data) for part in found), [part.crc for part in found]
+    return chunk, sum(len(part.data) for part in found), [part.crc for part in found]
 
 
-def find_nonfinite_rows(task: SourceRows) -> np.ndarray:
+def find_nonfinite_rows(part: Part) -> np.ndarray:
     """Numbers of the rows in [start, stop) that hold NaN or infinity."""
-    return nonfinite_rows(task.source.read(task.start, task.stop)) + task.start
+    source, start, stop = part
+    return nonfinite_rows(source.read(start, stop)) + start
 
 
 def find_nonfinite(source: RowSource, context: Context) -> np.ndarray:
     """One pass over the files for rows that are not finite; ascending row numbers."""
     found = map_tasks(
         find_nonfinite_rows,
-        cut(source),
+        in_parts(source),
         client=context.client,
         name="find_nonfinite_rows",
         advance=context.progress("scan", source.rows),
-        weight=lambda task: task.stop - task.start,
+        weight=lambda part: part[2] - part[1],
     )
     bad = np.concatenate(found)
     if len(bad) > MAX_DROPPED:
         raise BadInputError(f"{len(bad)} of {source.rows} rows are not finite; mend the files before ingesting them")
     return bad
-
-
-def _all_nonfinite(source: RowSource, context: Context) -> NonFiniteError:
-    """The full list, from a pass of its own: which chunks were still to do must not decide what is reported."""
-    bad = find_nonfinite(source, context)
-    listed = bad[:LISTED_ROWS].tolist()
-    return NonFiniteError(
-        f"{len(bad)} of {source.rows} rows hold NaN or infinity: {', '.join(map(str, listed))}"
-        f"{', ...' if len(bad) > LISTED_ROWS else ''}; nothing was published. "
-        "Mend them, or leave them out with --nonfinite=drop",
-        tuple(listed),
-        len(bad),
-    )

@@ -1,4 +1,4 @@
-"""Files or the generator -> a new immutable segment of a corpus, published as the next version.
+"""Files or the generator -> a new immutable segment of a corpus, published as the next version; and downloads.
 
 Planning, one task per chunk of the segment, publishing: each may be done again after a kill. What an earlier run of the
 same call stored is found by the name of the segment, which is a hash of all that decides its content.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -24,6 +25,9 @@ from och_dist.sources import (
     RowSource,
     VectorFile,
     expand,
+    extract,
+    fetch,
+    holds_vectors,
     open_files,
     open_sources,
 )
@@ -50,6 +54,40 @@ ChunkRows = Annotated[int | None, Option("Rows per stored chunk [default: about 
 ChunkCodec = Annotated[Codec, Option("Compression of the chunks; crc32c is always added.")]
 NonFinite = Annotated[Literal["error", "drop"], Option("What to do with rows that hold NaN or infinity.")]
 IdColumn = Annotated[str | None, Option("Column of parquet vectors that holds the ids of the rows.", metavar="NAME")]
+
+
+@checked
+def fetch_archive(
+    source: str,
+    folder: str,
+    *,
+    members: Annotated[Sequence[str], Option("The members to unpack.")],
+    expected_bytes: Annotated[int | None, Option("Size of the archive, for the progress shown.", at_least=0)] = None,
+    context: Context | None = None,
+) -> Report:
+    """Download ``source`` (or take a local archive) and unpack ``members`` into ``folder``."""
+    watch, context = Stopwatch("fetch"), context or Context()
+    advance = context.progress("fetch", expected_bytes or 0)
+    seen = 0
+
+    def progress(done: int) -> None:
+        nonlocal seen
+        advance(max(0, done - seen))
+        seen = max(seen, done)
+
+    target = Path(folder, Path(source.rstrip("/")).name)
+    wanted = [Path(folder, Path(member).name) for member in members]
+    before = {path: path.stat().st_mtime_ns for path in wanted if path.exists()}
+    got = fetch(source, target, expected_bytes=expected_bytes, progress=progress)
+    paths = extract(got.path, list(members), Path(folder))
+    same = before == {path: path.stat().st_mtime_ns for path in paths}
+    return watch.report(
+        "nothing to do" if same else "done",
+        archive=str(got.path),
+        bytes=got.bytes,
+        sha256=got.sha256,
+        files=[str(path) for path in paths],
+    )
 
 
 @checked
@@ -261,20 +299,13 @@ def new_sources(inbox: str, corpus: Corpus | None, *, dataset: str | None = None
 
 def _files_of(inbox: str) -> list[str]:
     """Absolute paths, sorted; an inbox that is empty, or a glob without a match, has none."""
-    if os.path.isdir(inbox) and not _holds_vectors(inbox):
+    if os.path.isdir(inbox) and not holds_vectors(inbox):
         visible = [entry.path for entry in os.scandir(inbox) if not entry.name.startswith(HIDDEN)]
-        return sorted(os.path.abspath(path) for path in visible if _holds_vectors(path))
+        return sorted(os.path.abspath(path) for path in visible if holds_vectors(path))
     try:
         return expand(inbox)
     except BadInputError:  # a glob that matches nothing tonight; a path without wildcards is opened and refused
         return []
-
-
-def _holds_vectors(path: str) -> bool:
-    """By its name, or, of a folder, by the metadata of a Zarr array in it."""
-    if os.path.isdir(path):
-        return any(os.path.exists(os.path.join(path, name)) for name in ("zarr.json", ".zarray"))
-    return os.path.splitext(path)[1].lower() in EXTENSIONS
 
 
 def default_chunk_rows(dim: int, dtype: str) -> int:

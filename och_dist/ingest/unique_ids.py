@@ -14,7 +14,7 @@ import numpy as np
 
 from och_dist.cluster import check_memory, map_tasks
 from och_dist.errors import BadInputError
-from och_dist.ingest.chunks import NewSegment, SourceRows, cut
+from och_dist.ingest.chunks import NewSegment, Part, in_parts
 from och_dist.sources import JoinedFiles
 from och_dist.stage import Context
 from och_dist.store import Corpus, CorpusRef, IdLayout, id_hashes, id_keys
@@ -24,17 +24,18 @@ HASHES_PER_TASK = 1 << 24
 Duplicate = tuple[Any, int, int]
 
 
-def measure_ids(task: SourceRows) -> int:
+def measure_ids(part: Part) -> int:
     """Bytes of the longest id among rows [start, stop)."""
-    assert isinstance(task.source, JoinedFiles)  # narrows the type: generated rows have no ids
-    return int(np.strings.str_len(task.source.read_ids(task.start, task.stop)).max())
+    source, start, stop = part
+    assert isinstance(source, JoinedFiles)  # narrows the type: generated rows have no ids
+    return int(np.strings.str_len(source.read_ids(start, stop)).max())
 
 
 def id_layout(source: JoinedFiles, context: Context) -> IdLayout:
     """How ids are stored: strings as wide as the longest, which takes a pass over the files."""
     if source.ids == "int64":
         return IdLayout("int64", 8)
-    return IdLayout("string", max(map_tasks(measure_ids, cut(source), client=context.client, name="measure_ids")))
+    return IdLayout("string", max(map_tasks(measure_ids, in_parts(source), client=context.client, name="measure_ids")))
 
 
 @dataclass(frozen=True)

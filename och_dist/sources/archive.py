@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.sources.base import file_fingerprint
+from och_dist.sources.files import file_fingerprint
 from och_dist.store import write_text
 
 BLOCK_BYTES = 1 << 20
@@ -44,7 +44,9 @@ def extract(archive: Path, members: Sequence[str], folder: Path) -> list[Path]:
         try:
             _unpack(archive, missing)
             for name, path in missing.items():
-                _publish(path, identity, name)
+                beside(path, NOTE).unlink(missing_ok=True)  # an old one must not vouch for new bytes after a kill
+                os.replace(beside(path, ".part"), path)
+                write_text(beside(path, NOTE), _origin(identity, name, path))
         finally:
             for path in missing.values():
                 beside(path, ".part").unlink(missing_ok=True)
@@ -67,24 +69,17 @@ def _targets(members: Sequence[str], folder: Path) -> dict[str, Path]:
 def _is_from(path: Path, identity: str, name: str) -> bool:
     """True when the file is there, whole, and the note beside it names this archive and member."""
     try:
-        return beside(path, NOTE).read_text() == _origin(identity, name, path.stat().st_size)
+        return beside(path, NOTE).read_text() == _origin(identity, name, path)
     except (OSError, ValueError):
         return False
 
 
-def _origin(identity: str, name: str, size: int) -> str:
-    return json.dumps({"archive": identity, "member": name, "bytes": size})
+def _origin(identity: str, name: str, path: Path) -> str:
+    """The note beside an unpacked file: where it came from."""
+    return json.dumps({"archive": identity, "member": name, "bytes": path.stat().st_size})
 
 
-def _publish(path: Path, identity: str, name: str) -> None:
-    """Give a written part its final name, then say where it came from."""
-    note = beside(path, NOTE)
-    note.unlink(missing_ok=True)  # an old one must not vouch for new bytes if this process ends after the next step
-    os.replace(beside(path, ".part"), path)
-    write_text(note, _origin(identity, name, path.stat().st_size))
-
-
-class _Tail:
+class _WatchedStream:
     """A stream that remembers its last read: an archive ends with a block of zeros, a cut one with anything.
 
     tarfile takes a missing or garbled header for the end of the archive and says nothing.
@@ -111,7 +106,7 @@ def _unpack(archive: Path, wanted: dict[str, Path]) -> None:
         with open(archive, "rb") as raw:
             is_gzip = raw.read(len(GZIP_MAGIC)) == GZIP_MAGIC
             raw.seek(0)
-            tail: Any = _Tail(gzip.GzipFile(fileobj=raw) if is_gzip else raw)
+            tail: Any = _WatchedStream(gzip.GzipFile(fileobj=raw) if is_gzip else raw)
             with tarfile.open(fileobj=tail, mode="r:") as tar:
                 held = _copy(tar, wanted, archive)
             tail.check_end()

@@ -1,18 +1,24 @@
-"""A download that survives dropped connections and kills.
+"""A download over HTTP or anonymous FTP that survives dropped connections and kills.
 
 While a file is under way ``<destination>.part`` holds its bytes and ``<destination>.part.json`` what the
 server said about it; the final name appears at the end, whole, beside ``<destination>.sha256``.
+Trouble that may pass is a :class:`DroppedError`, a lasting refusal a BadInputError.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import ftplib
 import hashlib
+import http.client
 import json
 import logging
 import os
+import re
+import ssl
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -23,13 +29,17 @@ from typing import BinaryIO
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, UsageError
 from och_dist.sources.archive import beside
-from och_dist.sources.remote import Answer, DroppedError, OtherFileError, Remote, ask_ftp, ask_http, by_proxy
 from och_dist.store import write_text
 
 FIRST_WAIT_SECONDS = 0.25
 LONGEST_WAIT_SECONDS = 5.0
 # An attempt that brought this much more than all before it was not in vain: the count starts again.
 WORTH_BYTES = 1 << 20
+TIMEOUT_SECONDS = 60.0
+BLOCK_BYTES = 1 << 20
+PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
+# Some servers say "no free place" with the code of a refused login; only the words tell.
+BUSY = re.compile(r"530.*(too many|maximum|limit|busy|later)", re.IGNORECASE | re.DOTALL)
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +84,8 @@ def fetch(
         with _locked_part(destination) as part:
             if destination.exists():
                 return _fetched_before(destination, expected_bytes)
-            _Download(url_or_path, destination, part, expected_bytes, progress).run(ask, attempts)
+            note = beside(destination, ".part.json")
+            _Download(url_or_path, part, note, expected_bytes, progress).run(ask, attempts)
             return _finish(part, destination, expected_bytes)
     except OSError as error:
         raise IncompleteError(
@@ -150,29 +161,27 @@ def _locked_part(destination: Path) -> Iterator[BinaryIO]:
                 name.unlink(missing_ok=True)
 
 
+@dataclass
 class _Download:
-    """One file under way: the part, and what is known of the remote file it is a part of."""
+    """One file under way: the part, and what is known, and noted, of the remote file it is a part of."""
 
-    def __init__(
-        self,
-        url: str,
-        destination: Path,
-        part: BinaryIO,
-        expected_bytes: int | None,
-        progress: Callable[[int], None],
-    ) -> None:
-        self.url, self.part, self.expected_bytes, self.progress = url, part, expected_bytes, progress
-        self.note = beside(destination, ".part.json")
-        self.remote = Remote(url)
+    url: str
+    part: BinaryIO
+    note: Path
+    expected_bytes: int | None
+    progress: Callable[[int], None]
+
+    def __post_init__(self) -> None:
+        self.remote = RemoteFile(self.url)
         with contextlib.suppress(OSError, ValueError, TypeError):  # no note of an earlier call, or none of ours
-            known = Remote(**json.loads(self.note.read_text()))
-            self.remote = known if known.url == url else self.remote
+            known = RemoteFile(**json.loads(self.note.read_text()))
+            self.remote = known if known.url == self.url else self.remote
 
-    def run(self, ask: Callable[[str, Remote, int], AbstractContextManager[Answer]], attempts: int) -> None:
+    def run(self, ask: Callable[[str, RemoteFile, int], AbstractContextManager[Answer]], attempts: int) -> None:
         """Attempt until the part is whole; IncompleteError when ``attempts`` in a row brought nothing new."""
         failed, best = 0, 0
         while self.part.tell() == 0 or self.part.tell() != self.remote.total:
-            if self.remote.validator() is None:  # a part of nobody knows what
+            if self.remote.validator() is None:  # nothing tells which file the part belongs to
                 self._start_over()
             try:
                 with ask(self.url, self.remote, self.part.tell()) as answer:
@@ -181,7 +190,7 @@ class _Download:
             except DroppedError as error:
                 if isinstance(error, OtherFileError):
                     self._start_over()
-                    self.remote = Remote(self.url)
+                    self.remote = RemoteFile(self.url)
                 size = self.part.tell()
                 failed = 1 if size >= best + WORTH_BYTES else failed + 1
                 best = max(best, size)
@@ -232,3 +241,176 @@ class _Download:
         if size == 0:
             raise BadInputError(f"{self.url}: 0 bytes; expected a file with content; check the address")
         self.remote = replace(self.remote, total=size)
+
+
+# The server
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """What the server said about the file; ``total`` is None while its size is unknown.
+
+    Over FTP ``last_modified`` is the answer to MDTM.
+    """
+
+    url: str
+    etag: str | None = None
+    last_modified: str | None = None
+    total: int | None = None
+
+    def validator(self) -> str | None:
+        """The value for If-Range; a weak ETag does not promise equal bytes."""
+        if self.etag and not self.etag.startswith("W/"):
+            return self.etag
+        return self.last_modified
+
+    def same_file(self, other: RemoteFile) -> bool:
+        """False when anything both know of differs."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("etag", "last_modified", "total"))
+        return all(mine is None or theirs is None or mine == theirs for mine, theirs in pairs)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The file as it is now, and its bytes from ``offset`` on; the transfer begins with the first block.
+
+    ``end_is_told`` when a whole transfer can be told from a cut one without knowing the size.
+    """
+
+    remote: RemoteFile
+    offset: int
+    blocks: Iterator[bytes]
+    end_is_told: bool
+
+
+class DroppedError(Exception):
+    """The connection gave less than the file; another attempt may give the rest."""
+
+
+class OtherFileError(DroppedError):
+    """What is here does not belong to the file that the server has now; another attempt may give all of that."""
+
+
+@contextmanager
+def _errors(url: str) -> Iterator[None]:
+    """What the libraries raise as the two kinds that matter: try again, or give up."""
+    try:
+        yield
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == 416:  # what is here is longer than the file
+                raise OtherFileError("range not satisfiable") from error
+            if error.code in PASSING_STATUS:
+                raise DroppedError(f"HTTP {error.code} {error.reason}") from error
+            raise BadInputError(
+                f"{url}: HTTP {error.code} {error.reason}; expected the file; check the address"
+            ) from error
+    except http.client.InvalidURL as error:
+        raise UsageError(f"{url}: {error}; expected a valid address; correct it") from error
+    except ftplib.error_perm as error:
+        if BUSY.match(str(error)):
+            raise DroppedError(f"FTP {error}") from error
+        raise BadInputError(f"{url}: FTP {error}; expected the file; check the address") from error
+    except (OSError, EOFError, ValueError, http.client.HTTPException, ftplib.Error) as error:
+        # EOFError: the server closed the control connection; ValueError: a garbled answer to EPSV.
+        if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+            raise BadInputError(f"{url}: {error}; expected a valid certificate; check it") from error
+        raise DroppedError(str(error) or type(error).__name__) from error
+
+
+@contextmanager
+def ask_http(url: str, known: RemoteFile, offset: int) -> Iterator[Answer]:
+    """Ask for the bytes from ``offset`` on of the file that is ``known``; the answer may begin at 0 instead.
+
+    A redirect leads to no local file: urllib follows it to HTTP and FTP only.
+    """
+    request = urllib.request.Request(url, headers={"User-Agent": "och-dist"})
+    validator = known.validator()
+    if offset and validator is not None:
+        request.add_header("Range", f"bytes={offset}-")
+        request.add_header("If-Range", validator)
+    with _errors(url):
+        response = urllib.request.build_opener().open(request, timeout=TIMEOUT_SECONDS)
+
+    def blocks() -> Iterator[bytes]:
+        with _errors(url):
+            while block := response.read1(BLOCK_BYTES):
+                yield block
+
+    with response:
+        headers, total = response.headers, response.headers.get("Content-Length")
+        if response.status != 200:
+            partial = re.fullmatch(rf"bytes {offset}-\d+/(\d+|\*)", headers.get("Content-Range") or "")
+            total = partial[1].strip("*") if partial else None
+        remote = RemoteFile(url, headers.get("ETag"), headers.get("Last-Modified"), int(total) if total else None)
+        if response.status == 200:
+            yield Answer(remote, 0, blocks(), bool(response.chunked))
+        elif response.status == 206 and partial and remote.same_file(known):
+            yield Answer(remote, offset, blocks(), end_is_told=True)
+        else:
+            raise OtherFileError(f"HTTP {response.status} does not continue the file at byte {offset}")
+
+
+@contextmanager
+def ask_ftp(url: str, known: RemoteFile, offset: int) -> Iterator[Answer]:
+    """The same over FTP, where a file is the ``known`` one when its time is told, and it and the size are equal."""
+    host, port, path = split_ftp_url(url)
+    # Not "with ftp": that says QUIT, and waits for the answer of a server that may be gone.
+    with contextlib.closing(ftplib.FTP(timeout=TIMEOUT_SECONDS, encoding="latin-1")) as ftp:
+        with _errors(url):
+            ftp.connect(host, port)
+            ftp.login()
+            ftp.voidcmd("TYPE I")
+            size = _ask_ftp_about(ftp, f"SIZE {path}", r"213 +(\d+)")
+            modified = _ask_ftp_about(ftp, f"MDTM {path}", r"213 +(\d{14}(?:\.\d+)?)")
+            remote = RemoteFile(url, last_modified=modified, total=None if size is None else int(size))
+            continues = None not in (modified, known.validator()) and remote.same_file(known)
+            fits = continues and (remote.total is None or offset < remote.total)
+            if not (offset and fits and _ask_ftp_about(ftp, f"REST {offset}", r"(3).*")):
+                offset = 0
+
+        def blocks() -> Iterator[bytes]:
+            with _errors(url), ftp.transfercmd(f"RETR {path}", rest=offset or None) as data:
+                while block := data.recv(BLOCK_BYTES):
+                    yield block
+                # The final answer is waited for only where nothing else tells whether the file is whole: on a long
+                # transfer the idle control connection may be dead by then.
+                if remote.total is None:
+                    ftp.voidresp()
+
+        yield Answer(remote, offset, blocks(), end_is_told=True)
+
+
+def _ask_ftp_about(ftp: ftplib.FTP, command: str, answer: str) -> str | None:
+    """The value in the answer to a command about the file; None when the server does not have it."""
+    try:
+        found = re.fullmatch(answer, ftp.sendcmd(command).strip(), re.DOTALL)
+    except ftplib.error_perm:
+        return None
+    return found[1] if found else None
+
+
+def split_ftp_url(url: str) -> tuple[str, int, str]:
+    """(host, port, path) of an ftp URL; the path is relative to where the server puts a guest."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.username is not None:
+        # Addresses are logged and noted beside the part: a password has no place in them.
+        raise UsageError(
+            f"ftp://...@{parts.hostname}: a user in the address; expected anonymous FTP; download it by other "
+            "means and give its path"
+        )
+    try:
+        host, port = parts.hostname, parts.port or ftplib.FTP_PORT
+    except ValueError as error:
+        raise UsageError(f"{url}: {error}; expected a valid address; correct it") from error
+    # Latin-1 keeps every byte as one character, here and on the control connection, whatever the server uses.
+    path = urllib.parse.unquote_to_bytes(parts.path[1:]).decode("latin-1")
+    if not host or not path or path.endswith("/") or re.search(r"[\r\n\0]", path):
+        raise UsageError(f"{url}: no host or no file name; expected ftp://host/path/file; correct it")
+    return host, port, path
+
+
+def by_proxy(url: str) -> bool:
+    """True when the environment (ftp_proxy, no_proxy) sends this FTP address to an HTTP proxy."""
+    host = split_ftp_url(url)[0]
+    return "ftp" in urllib.request.getproxies() and not urllib.request.proxy_bypass(host)

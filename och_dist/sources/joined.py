@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.sources.id_files import IdFile, open_ids, read_ids
-from och_dist.sources.readers import VectorFile, expand, open_sources, read_rows
+from och_dist.sources.files import VectorFile, expand, open_ids, open_sources, read_ids, read_rows
 from och_dist.store import canonical, sha256
 
 
@@ -67,14 +66,11 @@ class JoinedFiles:
     def read(self, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop) as (rows, dim)."""
         parts = [read_rows(file, low, high) for file, low, high in self._pieces(start, stop)]
-        if not parts:
-            return np.empty((0, self.dim), self.dtype)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return _joined(parts or [np.empty((0, self.dim), self.dtype)])
 
     def read_ids(self, start: int, stop: int) -> np.ndarray:
         """Keys of rows [start, stop): int64 (m,) or bytes (m,)."""
-        parts = [read_ids(file.ids, low, high) for file, low, high in self._pieces(start, stop) if file.ids]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return _joined([read_ids(file.ids, low, high) for file, low, high in self._pieces(start, stop) if file.ids])
 
     def identity(self) -> list[Any]:
         """What a resumed ingest must find unchanged."""
@@ -89,6 +85,10 @@ class JoinedFiles:
         return [file.describe() for file in self.files]
 
 
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 @dataclass(frozen=True)
 class GeneratedRows:
     """Rows [first_row, first_row + rows) of the GIST-like generator."""
@@ -101,7 +101,7 @@ class GeneratedRows:
     ids: None = None
 
     def part(self, start: int, stop: int) -> GeneratedRows:
-        """It is small as it is."""
+        """The same: a generator is small enough to travel whole."""
         return self
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -130,37 +130,33 @@ def open_files(
     id_column: str | None = None,
 ) -> JoinedFiles:
     """Files of vectors, and beside them files of ids or a column of their own; see :func:`open_sources`."""
-    files = open_sources(
-        [patterns] if isinstance(patterns, str) else patterns, dataset=dataset, allow_empty=allow_empty
-    )
+    files = open_sources(_listed(patterns), dataset=dataset, allow_empty=allow_empty)
     if ids and id_column is not None:
         raise UsageError("ids come from files or from a column, not from both; give --ids or --id-column")
-    if id_column is not None:
-        files = [replace(file, ids=open_ids(file.path, column=id_column)) for file in files]
-    elif ids:
-        named = [ids] if isinstance(ids, str) else ids
-        files = _with_ids(files, [open_ids(path) for pattern in named for path in expand(pattern)])
-    for file in files:
-        _check_ids(file, files[0])
-    return JoinedFiles(tuple(files))
+    if not ids and id_column is None:
+        return JoinedFiles(tuple(files))
+    if ids:
+        id_files = [open_ids(path) for pattern in _listed(ids) for path in expand(pattern)]
+        if len(id_files) != len(files):
+            raise UsageError(
+                f"{len(id_files)} files of ids for {len(files)} files of vectors; give one for each, in order"
+            )
+    else:
+        id_files = [open_ids(file.path, column=id_column) for file in files]
+    first = id_files[0]
+    for file, its in zip(files, id_files, strict=True):
+        if its.rows != file.rows:
+            raise BadInputError(
+                f"{its.path} holds {its.rows} ids, {file.path} has {file.rows} rows; expected one id for each "
+                "row: make them anew from the same data"
+            )
+        if its.kind != first.kind:
+            raise BadInputError(
+                f"{its.path} holds ids of kind {its.kind}, {first.path} of kind {first.kind}; "
+                "expected one kind: convert one of them"
+            )
+    return JoinedFiles(tuple(replace(file, ids=its) for file, its in zip(files, id_files, strict=True)))
 
 
-def _with_ids(files: Sequence[VectorFile], id_files: Sequence[IdFile]) -> list[VectorFile]:
-    if len(id_files) != len(files):
-        raise UsageError(f"{len(id_files)} files of ids for {len(files)} files of vectors; give one for each, in order")
-    return [replace(file, ids=ids) for file, ids in zip(files, id_files, strict=True)]
-
-
-def _check_ids(file: VectorFile, first: VectorFile) -> None:
-    if file.ids is None or first.ids is None:
-        return
-    if file.ids.rows != file.rows:
-        raise BadInputError(
-            f"{file.ids.path} holds {file.ids.rows} ids, {file.path} has {file.rows} rows; expected one id for each "
-            "row: make them anew from the same data"
-        )
-    if file.ids.kind != first.ids.kind:
-        raise BadInputError(
-            f"{file.ids.path} holds ids of kind {file.ids.kind}, {first.ids.path} of kind {first.ids.kind}; "
-            "expected one kind: convert one of them"
-        )
+def _listed(names: Sequence[str] | str) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names

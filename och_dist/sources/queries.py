@@ -12,7 +12,7 @@ import numpy as np
 
 from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.kernels.moments import nonfinite_rows
-from och_dist.sources.base import is_accepted
+from och_dist.sources.formats import is_accepted
 from och_dist.sources.joined import open_files
 from och_dist.store import open_corpus
 

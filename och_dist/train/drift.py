@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -26,7 +26,6 @@ from och_dist.store import (
     CorpusRef,
     Index,
     Model,
-    Objects,
     find_index,
     model_objects,
     model_on_worker,
@@ -44,6 +43,7 @@ MIN_ROWS = 1_000
 MAX_BALANCE_SHIFT = 0.1
 MAX_MARGIN_SHIFT = 0.2
 TINY = 1e-150
+STATISTICS = {"ones": np.int64, "margins": np.float64, "squares": np.float64}  # of a sample, per bit
 
 OnDrift = Literal["stop", "retrain", "accept"]
 MaxShift = Annotated[float, Option("The largest difference that is no drift.", above=0)]
@@ -94,7 +94,7 @@ def renew(
         if other_parameters(model, given):
             facts["why"] = "other parameters are asked for"
         else:
-            facts = look_at_new_rows(opened, current, model, limit, on_drift, context)
+            facts = judge_new_rows(opened, current, model, limit, on_drift, context)
             if facts.pop("keep"):
                 place = f"{model_objects(index).url}/{model.address}"
                 looked: Status = "done" if "drift" in facts else "nothing to do"
@@ -130,7 +130,7 @@ def other_parameters(model: Model, given: Mapping[str, Any]) -> list[str]:
     return others + [name for name in passes if given[name] not in (None, trained.get(name))]
 
 
-def look_at_new_rows(
+def judge_new_rows(
     corpus: Corpus, index: Index, model: Model, limit: Shift, on_drift: OnDrift, context: Context
 ) -> dict[str, Any]:
     """Whether the model stays ('keep'), and what was found; rows that differ raise where the gate says so."""
@@ -138,7 +138,7 @@ def look_at_new_rows(
     if new <= 0:
         return {"keep": True, "why": "no new rows"}
     trained = trained_rows(corpus, index, model)
-    first = window(corpus.rows, index.rows, trained)
+    first = first_compared_row(corpus.rows, index.rows, trained)
     if corpus.rows - first < MIN_ROWS:
         return {"keep": True, "why": f"{corpus.rows - first} new rows are too few to judge; {MIN_ROWS} are enough"}
     before = training_sample(corpus, index.url, model, trained, context)
@@ -154,7 +154,7 @@ def look_at_new_rows(
     }
     if not facts["drift"]:
         return {"keep": True, "why": "the new rows are like those of training", **facts}
-    account = _account(corpus, model, first, shift, limit)
+    account = _describe_drift(corpus, model, first, shift, limit)
     if on_drift == "stop":
         raise DriftError(
             f"{account}. Nothing was encoded or published. Look at these rows; then run again with on_drift=retrain "
@@ -165,10 +165,11 @@ def look_at_new_rows(
     return {"keep": kept, "why": "the new rows have drifted" + (", and are accepted" if kept else ""), **facts}
 
 
-def window(rows: int, held: int, trained: int) -> int:
-    """The first row to look at: the first that the index does not hold, or earlier so that there are enough.
+def first_compared_row(rows: int, held: int, trained: int) -> int:
+    """The first row to look at: the first that the index does not hold, or an earlier one so that there are enough.
 
-    Of many small nights each would tell nothing; but rows that the model was trained on are never looked at.
+    A few rows tell nothing, so an index that grows by a few at a time is judged by those of several versions; rows that
+    the model was trained on are never looked at.
     """
     return min(held, max(trained, rows - WINDOW_ROWS))
 
@@ -184,7 +185,7 @@ def trained_rows(corpus: Corpus, index: Index, model: Model) -> int:
     return min(then.rows, index.rows) if same else index.rows
 
 
-def _account(corpus: Corpus, model: Model, first: int, shift: Shift, limit: Shift) -> str:
+def _describe_drift(corpus: Corpus, model: Model, first: int, shift: Shift, limit: Shift) -> str:
     files = [
         str(source["path"])
         for segment in corpus.segments
@@ -210,30 +211,21 @@ class BitSample:
     squares: np.ndarray
 
     def merge(self, other: BitSample) -> BitSample:
-        return BitSample(
-            self.rows + other.rows,
-            self.ones + other.ones,
-            self.margins + other.margins,
-            self.squares + other.squares,
-        )
+        return BitSample(*(getattr(self, name) + getattr(other, name) for name in ("rows", *STATISTICS)))
 
     def to_json(self) -> dict[str, Any]:
-        return {"rows": self.rows, **{name: getattr(self, name).tolist() for name in ("ones", "margins", "squares")}}
+        return {"rows": self.rows, **{name: getattr(self, name).tolist() for name in STATISTICS}}
 
     @classmethod
     def from_json(cls, body: dict[str, Any], bits: int, where: str) -> BitSample:
         try:
-            found = cls(
-                int(body["rows"]),
-                np.array(body["ones"], np.int64),
-                np.array(body["margins"], np.float64),
-                np.array(body["squares"], np.float64),
-            )
-            if found.rows < 1 or any(a.shape != (bits,) for a in (found.ones, found.margins, found.squares)):
-                raise ValueError(f"{found.rows} rows, expected {bits} numbers of each kind")
+            rows = int(body["rows"])
+            found = {name: np.array(body[name], dtype) for name, dtype in STATISTICS.items()}
+            if rows < 1 or any(values.shape != (bits,) for values in found.values()):
+                raise ValueError(f"{rows} rows, expected {bits} numbers of each kind")
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"{where} holds no statistics of training ({error}); remove it") from None
-        return found
+        return cls(rows, **found)
 
 
 def sample_block(hasher: Hasher, block: np.ndarray, *, first_row: int = 0) -> BitSample:
@@ -278,32 +270,22 @@ def _above_chance(change: np.ndarray, variance: np.ndarray) -> float:
     return float(np.sqrt(max(0.0, np.mean(change**2) - np.mean(variance))))
 
 
-@dataclass(frozen=True)
-class SampleRows:
+def sample_rows(corpus: CorpusRef, models: str, model: str, rows: np.ndarray) -> BitSample:
     """Look at some global rows (ascending, all of one stored chunk). The model is loaded once per worker."""
-
-    corpus: CorpusRef
-    models: str
-    model: str
-    rows: np.ndarray
-
-
-def sample_rows(task: SampleRows) -> BitSample:
-    hasher = model_on_worker(task.models, task.model)
-    return sample_block(hasher, task.corpus.open().read_at(task.rows), first_row=int(task.rows[0]))
+    return sample_block(model_on_worker(models, model), corpus.open().read_at(rows), first_row=int(rows[0]))
 
 
 def sample_range(corpus: Corpus, models: str, model: str, start: int, stop: int, context: Context) -> BitSample:
     """Statistics of some of the rows [start, stop), from at most 32 chunks that lie evenly in them."""
     require_room(corpus, context, "a look at the new rows")
-    tasks = [SampleRows(corpus.ref, models, model, rows) for rows in choose_rows(corpus, start, stop)]
+    chosen = choose_rows(corpus, start, stop)
     parts = map_tasks(
-        sample_rows,
-        tasks,
+        partial(sample_rows, corpus.ref, models, model),
+        chosen,
         client=context.client,
         name="sample_rows",
-        advance=context.progress("drift", sum(len(task.rows) for task in tasks)),
-        weight=lambda task: len(task.rows),
+        advance=context.progress("drift", sum(map(len, chosen))),
+        weight=len,
     )
     return reduce(BitSample.merge, parts)
 
@@ -320,26 +302,14 @@ def choose_rows(
     return [low + draw_rows(high - low, -int(-(high - low) * share // 1), low) for low, high in chosen]
 
 
-def sample_key(model: str) -> str:
-    """Where the statistics of training lie in the model store of an index."""
-    return f"{model}/sample.json"
-
-
 def training_sample(corpus: Corpus, index: str, model: Model, rows: int, context: Context) -> BitSample:
     """Statistics of the first ``rows`` rows, which the model was trained on; made once and kept beside the model."""
-    store = model_objects(index)
-    if (known := _stored(store, model)) is not None:
-        return known
-    found = sample_range(corpus, store.url, model.address, 0, rows, context)
-    with contextlib.suppress(ConflictError):  # somebody else was faster; the first account stays
-        store.put(sample_key(model.address), seal({"model": model.address, **found.to_json()}))
-    return _stored(store, model) or found
-
-
-def _stored(store: Objects, model: Model) -> BitSample | None:
-    key = sample_key(model.address)
+    store, key = model_objects(index), f"{model.address}/sample.json"
+    where = f"{store.url}/{key}"
     data = store.read(key)
     if data is None:
-        return None
-    where = f"{store.url}/{key}"
+        found = sample_range(corpus, store.url, model.address, 0, rows, context)
+        with contextlib.suppress(ConflictError):  # somebody else was faster; the first account stays
+            store.put(key, seal({"model": model.address, **found.to_json()}))
+        data = store.get(key)
     return BitSample.from_json(unseal(data, where), model.n_bits, where)

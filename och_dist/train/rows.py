@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import reduce
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -27,36 +27,11 @@ BLOCK_ROWS = 8192
 """Rows of a sample that are summed at once, wherever they are."""
 
 LISTED_ROWS = 20
-
-
-class RowSource(Protocol):
-    """Rows (rows, dim)."""
-
-    @property
-    def where(self) -> str: ...
-
-    @property
-    def remedy(self) -> str:
-        """What to do about rows that are not finite."""
-
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def dim(self) -> int: ...
-
-    def take(self, numbers: np.ndarray) -> Rows:
-        """The rows ``numbers`` (s,), ascending, in their own dtype; raises if any row of all is not finite."""
-
-    def stored(self) -> Rows:
-        """All rows in their own dtype; a Dask array is read anew by each pass."""
-
-    def dask(self) -> AbstractContextManager[None]:
-        """Where Dask collections of these rows are computed."""
+MEND_ARRAY = "leave them out or replace their values"
 
 
 @dataclass(frozen=True)
-class Doubts:
+class RowFaults:
     """What is wrong with some rows: numbers of the first that are not finite, how many are not, and whether float32
     can hold those that were taken."""
 
@@ -64,60 +39,49 @@ class Doubts:
     total: int
     in_range: bool
 
-    def merge(self, other: Doubts) -> Doubts:
+    def merge(self, other: RowFaults) -> RowFaults:
         rows = tuple(sorted(self.rows + other.rows)[:LISTED_ROWS])
-        return Doubts(rows, self.total + other.total, self.in_range and other.in_range)
+        return RowFaults(rows, self.total + other.total, self.in_range and other.in_range)
 
-    def check(self, source: RowSource) -> None:
+    def check(self, where: str, remedy: str) -> None:
         """Raise if anything is wrong, with the numbers of the rows."""
         if self.total:
             listed = ", ".join(map(str, self.rows)) + (", ..." if self.total > LISTED_ROWS else "")
-            raise NonFiniteError(
-                f"{self.total} rows of {source.where} hold NaN or infinity: {listed}; {source.remedy}",
-                self.rows,
-                self.total,
-            )
+            message = f"{self.total} rows of {where} hold NaN or infinity: {listed}; {remedy}"
+            raise NonFiniteError(message, self.rows, self.total)
         if not self.in_range:
             raise BadInputError("some rows hold values beyond the range of float32; rescale them")
 
 
-def merge_doubts(parts: Sequence[Doubts]) -> Doubts:
-    return reduce(Doubts.merge, parts)
+MERGE_FAULTS = partial(reduce, RowFaults.merge)
 
 
-def take_block(block: np.ndarray, first_row: int, numbers: np.ndarray) -> tuple[Doubts, np.ndarray]:
+def take_block(block: np.ndarray, first_row: int, numbers: np.ndarray) -> tuple[RowFaults, np.ndarray]:
     """What is wrong with ``block`` (n, d), and its rows among ``numbers``."""
     bad = nonfinite_rows(block)
     chosen = numbers[slice(*np.searchsorted(numbers, (first_row, first_row + len(block))))] - first_row
     rows = block if len(chosen) == len(block) else block[chosen]
     in_range = rows.dtype.itemsize < 8 or bool((np.abs(rows) <= np.finfo(np.float32).max).all())
-    return Doubts(tuple(int(row) + first_row for row in bad[:LISTED_ROWS]), len(bad), in_range), rows
+    return RowFaults(tuple(int(row) + first_row for row in bad[:LISTED_ROWS]), len(bad), in_range), rows
 
 
 def fold_rows(
-    function: Callable[[np.ndarray, int, Any], T],
-    rows: Rows,
-    merge: Callable[[Sequence[T]], T],
-    *,
-    shared: Any,
-    name: str,
+    function: Callable[[np.ndarray, int, Any], T], rows: Rows, merge: Callable[[T, T], T], *, shared: Any, name: str
 ) -> T:
     """``merge`` over ``function(block, first_row, shared)``; the same for an array and for its Dask array in blocks of
     ``BLOCK_ROWS`` rows."""
     if not isinstance(rows, np.ndarray):
-        return reduce_rows(function, rows, merge, name=name, shared=shared)
+        return reduce_rows(function, rows, partial(reduce, merge), name=name, shared=shared)
     starts = range(0, len(rows), BLOCK_ROWS)
     parts = (function(rows[start : start + BLOCK_ROWS], start, shared) for start in starts)
-    return merge_here(parts, len(starts), merge)
+    return merge_here(parts, len(starts), partial(reduce, merge))
 
 
 @dataclass(frozen=True)
 class ArrayRows:
-    """The rows of a NumPy array."""
+    """The rows (rows, dim) of a NumPy array."""
 
     array: Any
-    where = "X"
-    remedy = "leave them out or replace their values"
 
     @property
     def rows(self) -> int:
@@ -128,14 +92,17 @@ class ArrayRows:
         return int(self.array.shape[1])
 
     def take(self, numbers: np.ndarray) -> Rows:
-        doubts, rows = take_block(self.array, 0, numbers)
-        doubts.check(self)
+        """The rows ``numbers`` (s,), ascending, in their own dtype; raises if any row of all is not finite."""
+        faults, rows = take_block(self.array, 0, numbers)
+        faults.check("X", MEND_ARRAY)
         return rows
 
     def stored(self) -> Rows:
+        """All rows in their own dtype; a Dask array is read anew by each pass."""
         return self.array
 
     def dask(self) -> AbstractContextManager[None]:
+        """Where Dask collections of these rows are computed."""
         return nullcontext()
 
 
@@ -148,10 +115,11 @@ class DaskRows(ArrayRows):
             raise BadInputError(f"X has shape {self.array.shape}; expected at least one row and one feature")
 
     def take(self, numbers: np.ndarray) -> Rows:
-        doubts, kept = scan_rows(take_block, self.array, merge_doubts, name="take_rows", shared=numbers)
-        doubts.check(self)
+        faults, kept = scan_rows(take_block, self.array, MERGE_FAULTS, name="take_rows", shared=numbers)
+        faults.check("X", MEND_ARRAY)
         sizes = self.array.chunks[0]
-        return _in_even_blocks(self, kept, numbers, first_rows(sizes)[np.array(sizes) > 0])
+        edges = [*first_rows(sizes)[np.array(sizes) > 0], self.rows]
+        return _in_even_blocks(kept, np.searchsorted(numbers, edges), self.dim, self.array.dtype)
 
 
 @dataclass(frozen=True)
@@ -160,11 +128,6 @@ class CorpusRows:
 
     corpus: Corpus
     context: Context
-    remedy = "ingest the data with --nonfinite=drop to leave them out"
-
-    @property
-    def where(self) -> str:
-        return self.corpus.url
 
     @property
     def rows(self) -> int:
@@ -176,18 +139,19 @@ class CorpusRows:
 
     def take(self, numbers: np.ndarray) -> da.Array:
         partitions = self.corpus.partitions()
-        doubts, kept = scan_tasks(
-            take_partition,
-            [TakeTask(self.corpus.ref, *rows) for rows in partitions],
-            merge_doubts,
+        faults, kept = scan_tasks(
+            partial(take_partition, self.corpus.ref),
+            partitions,
+            MERGE_FAULTS,
             client=self.context.client,
             name="take_rows",
             shared=numbers,
             advance=self.context.progress("sample", self.rows),
-            weight=lambda task: task.stop - task.start,
+            weight=lambda rows: rows[1] - rows[0],
         )
-        doubts.check(self)
-        return _in_even_blocks(self, kept, numbers, np.array([start for start, _ in partitions]))
+        faults.check(self.corpus.url, "ingest the data with --nonfinite=drop to leave them out")
+        edges = [*(start for start, _ in partitions), self.rows]
+        return _in_even_blocks(kept, np.searchsorted(numbers, edges), self.dim, self.corpus.dtype)
 
     def stored(self) -> da.Array:
         import dask.array as da
@@ -209,32 +173,23 @@ class CorpusRows:
         return collections_on(self.context.client)
 
 
-def _in_even_blocks(
-    source: DaskRows | CorpusRows, kept: Sequence[Any], numbers: np.ndarray, starts: np.ndarray
-) -> da.Array:
-    """The rows ``numbers``, of which each part that begins at ``starts`` keeps its own, as one Dask array that stays
+TrainingRows = ArrayRows | CorpusRows
+
+
+def _in_even_blocks(kept: Sequence[Any], edges: np.ndarray, dim: int, dtype: Any) -> da.Array:
+    """What each part kept of a sample, its rows from one of the ``edges`` to the next, as one Dask array that stays
     where Dask keeps results."""
-    dtype = source.array.dtype if isinstance(source, DaskRows) else source.corpus.dtype
-    sizes = np.diff(np.searchsorted(numbers, [*starts, source.rows]))
-    blocks = [(block, int(size)) for block, size in zip(kept, sizes, strict=True) if size]
-    array = stack_rows([block for block, _ in blocks], [size for _, size in blocks], source.dim, dtype)
-    return array.rechunk((BLOCK_ROWS, source.dim)).persist()
+    blocks = [(block, int(size)) for block, size in zip(kept, np.diff(edges), strict=True) if size]
+    array = stack_rows([block for block, _ in blocks], [size for _, size in blocks], dim, dtype)
+    return array.rechunk((BLOCK_ROWS, dim)).persist()
 
 
-@dataclass(frozen=True)
-class TakeTask:
-    """Rows [start, stop) of a corpus version, some of which are taken."""
-
-    corpus: CorpusRef
-    start: int
-    stop: int
-
-
-def take_partition(task: TakeTask, numbers: np.ndarray) -> tuple[Doubts, np.ndarray]:
+def take_partition(corpus: CorpusRef, partition: tuple[int, int], numbers: np.ndarray) -> tuple[RowFaults, np.ndarray]:
     """What is wrong with the rows of a partition, and those of them among ``numbers``."""
-    blocks = task.corpus.open().blocks(task.start, task.stop)
-    doubts, kept = zip(*(take_block(block, first, numbers) for first, block in blocks), strict=True)
-    return merge_doubts(doubts), np.concatenate(kept)
+    faults, kept = zip(
+        *(take_block(block, first, numbers) for first, block in corpus.open().blocks(*partition)), strict=True
+    )
+    return MERGE_FAULTS(faults), np.concatenate(kept)
 
 
 def read_part(corpus: CorpusRef, maximum: int, block_id: tuple[int, ...]) -> np.ndarray:

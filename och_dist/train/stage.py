@@ -55,14 +55,8 @@ def train(
     watch, context = Stopwatch("train"), context or Context()
     hasher = make_hasher(method, bits, seed, params or {})
     opened, objects = open_corpus(corpus), open_objects(models)
-    request = {
-        "corpus": opened.fingerprint,
-        "method": method,
-        "params": hasher.plain_params(),
-        "train_rows": train_rows,
-        "kmeans_rows": kmeans_rows,
-        "kmeans_rounds": kmeans_rounds,
-    }
+    passes: dict[str, Any] = {"train_rows": train_rows, "kmeans_rows": kmeans_rows, "kmeans_rounds": kmeans_rounds}
+    request = {"corpus": opened.fingerprint, "method": method, "params": hasher.plain_params(), **passes}
     key = f"trained/{sha256(canonical(request))}.json"
     if (known := objects.read(key)) is not None:
         address = str(unseal(known, f"{objects.url}/{key}")["model"])
@@ -70,14 +64,7 @@ def train(
             return watch.report("nothing to do", **_facts(objects.url, address, opened))
     objects.require_put_if_absent()
     require_room(opened, context, "a pass over the corpus", extra_bytes=3 * 8 * opened.dim**2)
-    data = training_data(
-        CorpusRows(opened, context),
-        centres=hasher.centres_wanted(),
-        seed=seed,
-        train_rows=train_rows,
-        kmeans_rows=kmeans_rows,
-        kmeans_rounds=kmeans_rounds,
-    )
+    data = training_data(CorpusRows(opened, context), centres=hasher.centres_wanted(), seed=seed, **passes)
     steps = context.progress("solve", int(getattr(hasher, "max_iter", 1)) or 1)
 
     def stepped(step: int, loss: float) -> None:
@@ -85,9 +72,16 @@ def train(
         events.say("loss", step=step, value=loss)
 
     hasher.fit_training(data, progress=stepped)
-    _say_residual(hasher)
-    sample = sample_ones(hasher, data.rows[: min(train_rows, opened.rows)])  # members of thin clusters follow
-    provenance = {"request": request, "seed": seed, "sample": sample, **_provenance(opened)}
+    orthogonal = getattr(hasher, "orthogonal", True)  # a learned frame that is to be so says how far off it is
+    events.say("residual", value=getattr(hasher, "manifold_residual_", None) if orthogonal else None)
+    provenance = {
+        "request": request,
+        "seed": seed,
+        "sample": sample_ones(hasher, data.rows[: min(train_rows, opened.rows)]),  # members of thin clusters follow
+        "corpus": {name: getattr(opened, name) for name in ("version", "rows", "dim", "fingerprint")},
+        "versions": {name: importlib.metadata.version(name) for name in VERSIONED},
+        "python": platform.python_version(),
+    }
     address = save_model(objects, hasher, provenance)
     objects.put(key, seal({"model": address, "request": request}))
     return watch.report(**_facts(objects.url, address, opened))
@@ -120,25 +114,6 @@ def sample_ones(hasher: Hasher, pool: np.ndarray) -> dict[str, Any]:
     except OchError:  # rows that cannot be encoded are refused when they are encoded
         return {}
     return {"rows": len(rows), "ones": ones.tolist()}
-
-
-def _say_residual(hasher: Hasher) -> None:
-    """How far the learned frame is from an orthogonal one, for methods that keep it so."""
-    constrained = getattr(hasher, "orthogonal", True)
-    events.say("residual", value=getattr(hasher, "manifold_residual_", None) if constrained else None)
-
-
-def _provenance(corpus: Corpus) -> dict[str, Any]:
-    return {
-        "corpus": {
-            "version": corpus.version,
-            "rows": corpus.rows,
-            "dim": corpus.dim,
-            "fingerprint": corpus.fingerprint,
-        },
-        "versions": {name: importlib.metadata.version(name) for name in VERSIONED},
-        "python": platform.python_version(),
-    }
 
 
 def _facts(models: str, address: str, corpus: Corpus) -> dict[str, Any]:

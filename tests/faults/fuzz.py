@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from och_dist.catalog import STAGES
 from och_dist.cli import cli
 from och_dist.encode.stage import encode
-from och_dist.sources.base import is_accepted
+from och_dist.sources.formats import is_accepted
 from och_dist.store.corpus import open_corpus
 from och_dist.store.manifest import seal
 from och_dist.upkeep.verification import verify

@@ -31,7 +31,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def take(corpus: Corpus, stop: int) -> Any:
-    return rows.take_partition(rows.TakeTask(corpus.ref, 0, stop), np.arange(3))
+    return rows.take_partition(corpus.ref, (0, stop), np.arange(3))
 
 
 def nearest(corpus: Corpus, stop: int) -> Any:

@@ -13,16 +13,12 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, UsageError
 from och_dist.sources import download as fetch_module
-from och_dist.sources import remote
 from och_dist.sources.download import Fetched, fetch
-
-CONTENT = np.random.default_rng(0).bytes(300_000)
-OTHER = np.random.default_rng(1).bytes(300_000)
+from tests.support.downloads import CONTENT, OTHER, assert_whole, serving
 
 
 class Server(ThreadingHTTPServer):
@@ -114,30 +110,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(fetch_module, "FIRST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(fetch_module, "LONGEST_WAIT_SECONDS", 0.002)
-    monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 10.0)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with Server() as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+def server(no_waiting: None) -> Iterator[Server]:
+    with serving(Server()) as running:
         yield running
-        running.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def goal(tmp_path: Path) -> Path:
-    return tmp_path / "deep" / "file.bin"
-
-
-def assert_whole(found: Fetched, goal: Path, content: bytes = CONTENT) -> None:
-    digest = hashlib.sha256(content).hexdigest()
-    assert found == Fetched(goal, len(content), digest)
-    assert goal.read_bytes() == content
-    assert (goal.parent / "file.bin.sha256").read_text() == f"{digest}  file.bin\n"
-    assert sorted(p.name for p in goal.parent.iterdir()) == ["file.bin", "file.bin.sha256"]
 
 
 def test_a_plain_download_and_nothing_the_second_time(server: Server, goal: Path) -> None:
@@ -334,7 +309,7 @@ def test_starting_over_is_no_progress(server: Server, goal: Path, monkeypatch: p
 
 def test_a_server_that_says_nothing_is_left(server: Server, goal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(fetch_module, "TIMEOUT_SECONDS", 0.1)
     server.drop_after = [1000]
     server.on_drop = [lambda: release.wait(10)]
     with pytest.raises(IncompleteError, match="timed out"):

@@ -13,7 +13,7 @@ import pytest
 from och_dist.errors import BadInputError, UsageError
 from och_dist.sources import archive as fetch_archive
 from och_dist.sources.archive import extract
-from och_dist.sources.readers import open_sources
+from och_dist.sources.files import open_sources
 from tests.support.vector_files import read_all, read_ivecs
 
 MEMBERS = [

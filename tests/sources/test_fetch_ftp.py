@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ftplib
-import hashlib
 import json
 import socket
 import threading
@@ -11,44 +10,19 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError, IncompleteError, UsageError
 from och_dist.sources import download as fetch_module
-from och_dist.sources import remote
-from och_dist.sources.download import Fetched, fetch
-from och_dist.sources.remote import split_ftp_url
-from tests.support.ftp_server import CONTENT, FtpServer
-
-OTHER = np.random.default_rng(1).bytes(300_000)
+from och_dist.sources.download import fetch, split_ftp_url
+from tests.support.downloads import CONTENT, OTHER, assert_whole, serving
+from tests.support.ftp_server import FtpServer
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FtpServer]:
-    monkeypatch.setattr(fetch_module, "FIRST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(fetch_module, "LONGEST_WAIT_SECONDS", 0.002)
-    monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 10.0)
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with FtpServer() as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+def server(no_waiting: None) -> Iterator[FtpServer]:
+    with serving(FtpServer()) as running:
         yield running
-        running.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def goal(tmp_path: Path) -> Path:
-    return tmp_path / "deep" / "file.bin"
-
-
-def assert_whole(found: Fetched, goal: Path, content: bytes = CONTENT) -> None:
-    digest = hashlib.sha256(content).hexdigest()
-    assert found == Fetched(goal, len(content), digest)
-    assert goal.read_bytes() == content
-    assert (goal.parent / "file.bin.sha256").read_text() == f"{digest}  file.bin\n"
-    assert sorted(p.name for p in goal.parent.iterdir()) == ["file.bin", "file.bin.sha256"]
 
 
 def test_a_plain_download_and_nothing_the_second_time(server: FtpServer, goal: Path) -> None:
@@ -119,7 +93,7 @@ def test_without_a_size_the_final_answer_tells_a_whole_file_from_a_cut_one(serve
 def test_with_a_size_the_final_answer_is_not_waited_for(
     server: FtpServer, goal: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 5.0)
+    monkeypatch.setattr(fetch_module, "TIMEOUT_SECONDS", 5.0)
     server.silent_end = True
     assert_whole(fetch(server.url, goal, attempts=1), goal)
     assert server.transfers == [0]
@@ -228,7 +202,7 @@ def test_a_server_that_says_nothing_is_left(
     server: FtpServer, goal: Path, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
     release = threading.Event()
-    monkeypatch.setattr(remote, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(fetch_module, "TIMEOUT_SECONDS", 0.2)
     if silent == "data":
         server.drop_after, server.on_drop = [1000], [lambda: release.wait(10)]
     else:

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.sources import flat as readers_flat
-from och_dist.sources.readers import VectorFile, open_sources, read_rows
+from och_dist.sources import formats
+from och_dist.sources.files import VectorFile, open_sources, read_rows
 from tests.support.vector_files import (
     pa,
     pq,
@@ -90,7 +90,7 @@ def test_fvecs_blocks_of_any_size(
     block_bytes = data.draw(st.integers(1, 400))
     (source,) = open_sources([str(path)])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers_flat, "BLOCK_BYTES", block_bytes)
+        patch.setattr(formats, "BLOCK_BYTES", block_bytes)
         np.testing.assert_array_equal(read_rows(source, start, stop), values[start:stop])
 
 

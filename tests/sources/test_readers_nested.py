@@ -9,9 +9,8 @@ import pytest
 import zarr
 
 from och_dist.errors import BadInputError
-from och_dist.sources import nested as readers_nested
-from och_dist.sources import parquet as readers_parquet
-from och_dist.sources.readers import open_sources, read_rows
+from och_dist.sources import formats
+from och_dist.sources.files import open_sources, read_rows
 from tests.support.vector_files import (
     h5py,
     pa,
@@ -75,7 +74,7 @@ def test_only_the_row_groups_that_hold_the_rows_are_read(tmp_path: Path) -> None
         for start in range(23):
             for stop in range(start + 1, 24):
                 touched = sorted({row // 4 for row in range(start, stop)})
-                assert readers_parquet.row_groups(file, start, stop) == (touched, touched[0] * 4)
+                assert formats.row_groups(file, start, stop) == (touched, touched[0] * 4)
 
 
 def test_parquet_column_whose_name_begins_like_another(tmp_path: Path) -> None:
@@ -155,11 +154,11 @@ def test_mat_doubles_stored_as_bytes_are_doubles(tmp_path: Path) -> None:
 
 def test_mat_version_5_is_loaded_once(tmp_path: Path) -> None:
     (source,) = open_sources([str(write_mat5(tmp_path, sample("<f8")))])
-    before = readers_nested._mat5_variable.cache_info().misses
+    before = formats._mat5_variable.cache_info().misses
     for row in range(5):
         read_rows(source, row, row + 1)[:] = -1
     np.testing.assert_array_equal(read_all(source), sample("<f8"))
-    assert readers_nested._mat5_variable.cache_info().misses == before
+    assert formats._mat5_variable.cache_info().misses == before
 
 
 def test_mat73_logical_and_complex_are_refused(tmp_path: Path) -> None:

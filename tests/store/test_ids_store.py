@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, IntegrityError, UsageError
 from och_dist.ingest.stage import ingest
-from och_dist.sources import id_files as readers_ids
-from och_dist.sources.id_files import open_ids, read_ids
+from och_dist.sources import formats
+from och_dist.sources.files import open_ids, read_ids
 from och_dist.store import corpus as corpus_store
 from och_dist.store.corpus import open_corpus
 from och_dist.store.ids import IdLayout, id_hashes, id_keys, ids_text
@@ -75,8 +75,8 @@ def test_integers_of_any_kind(dtype: str, tmp_path: Path) -> None:
 def test_lines_of_text(ids: list[str], end: str, ended: bool, marked: int, block: int, data: st.DataObject) -> None:
     """Any range of lines, from any mark, whatever the blocks in which the file was looked through."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers_ids, "MARK_LINES", marked)
-        patch.setattr(readers_ids, "SCAN_BYTES", block)
+        patch.setattr(formats, "MARK_LINES", marked)
+        patch.setattr(formats, "SCAN_BYTES", block)
         path = Path(folder, "ids.txt")
         path.write_bytes((end.join(ids) + end * ended).encode())
         source = open_ids(str(path))

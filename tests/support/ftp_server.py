@@ -6,9 +6,8 @@ import socket
 import socketserver
 from collections.abc import Callable
 
-import numpy as np
+from tests.support.downloads import CONTENT
 
-CONTENT = np.random.default_rng(0).bytes(300_000)
 PATH = "local/some file.bin"
 
 

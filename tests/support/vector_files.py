@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import zarr
 
-from och_dist.sources.readers import VectorFile, read_rows
+from och_dist.sources.files import VectorFile, read_rows
 
 h5py = pytest.importorskip("h5py")
 pa = pytest.importorskip("pyarrow")

@@ -15,14 +15,16 @@ from och_dist.cluster import collections_on
 from och_dist.methods.base import TrainingData
 from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
-from och_dist.train.centres import (
+from och_dist.train.data import (
     Centres,
+    count_members,
+    draw_rows,
+    fill_empty_clusters,
     lloyd,
     lloyd_kmeans,
     seed_centres,
-    settle_centres,
+    training_data,
 )
-from och_dist.train.data import count_members, draw_rows, training_data
 from och_dist.train.rows import BLOCK_ROWS, CorpusRows
 from tests.support.stage_data import clustered, corpus_of
 
@@ -80,7 +82,7 @@ def test_an_empty_cluster_is_not_left_at_the_origin() -> None:
     values = clustered(600) + 100
     seeds = np.concatenate([values[:9], np.full((1, 16), -1e4, np.float32)])
     moved = lloyd_here(values, seeds)
-    settled = settle_centres(counter(values), moved, 10)
+    settled = fill_empty_clusters(counter(values), moved, 10)
     assert len(settled.vectors) == 10
     assert (settled.stats.counts > 0).all()
     assert np.linalg.norm(settled.vectors, axis=1).min() > 300
@@ -92,7 +94,7 @@ def test_duplicate_centres_move_to_rows_that_fit_worst() -> None:
     values[7] += 50
     values[200] -= 50
     start = np.repeat(values[:1], 5, axis=0)
-    settled = settle_centres(counter(values), start, 5)
+    settled = fill_empty_clusters(counter(values), start, 5)
     assert len(np.unique(settled.vectors, axis=0)) == 5
     assert {values[7].tobytes(), values[200].tobytes()} <= {row.tobytes() for row in settled.vectors}
     assert (settled.stats.counts > 0).all()
@@ -102,7 +104,7 @@ def test_missing_centres_are_found() -> None:
     """Seeds come from a few rows; when those repeat, the others still have the distinct rows that were asked for."""
     values = np.repeat(clustered(1), 300, axis=0)
     values[290:] = clustered(10, seed=1)
-    settled = settle_centres(counter(values), values[:1], 11)
+    settled = fill_empty_clusters(counter(values), values[:1], 11)
     assert len(settled.vectors) == 11
     assert settled.stats.inertia == 0
     assert settled.notes == ()
@@ -201,7 +203,7 @@ def test_rounds_stop_where_nothing_moves_at_any_scale(vectors: np.ndarray) -> No
 def test_inertia_is_that_of_scikit_learn(seed: int, vectors: np.ndarray) -> None:
     seeds = seed_centres(vectors[:400], 40, seed)
     moved = lloyd_here(vectors, seeds)
-    settled = settle_centres(counter(vectors), moved, 40)
+    settled = fill_empty_clusters(counter(vectors), moved, 40)
     theirs = KMeans(40, init=seeds, n_init=1, max_iter=10, algorithm="lloyd").fit(vectors.astype(np.float64))
     assert settled.stats.inertia <= 1.05 * theirs.inertia_
     assert settled.stats.inertia < 0.9 * brute(vectors, seeds)[1]

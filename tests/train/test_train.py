@@ -16,8 +16,7 @@ from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
 from och_dist.store.model import copy_model, load_model, split_model_path
 from och_dist.store.objects import open_objects
-from och_dist.train.centres import settle_centres
-from och_dist.train.data import count_members, pool_with_members
+from och_dist.train.data import count_members, fill_empty_clusters, pool_with_members
 from och_dist.train.stage import train
 from tests.support.crashes import Crash, crash_at, tree
 from tests.support.stage_data import BITS, PARAMS, clustered, corpus_of
@@ -144,7 +143,7 @@ def test_the_pool_has_members_of_thin_clusters(vectors: np.ndarray) -> None:
     values[500:502] += 100
     values[900] -= 100
     start = np.stack([values[0], values[500], values[900]])
-    centres = settle_centres(lambda vectors: count_members(values, vectors, 0), start, 3)
+    centres = fill_empty_clusters(lambda vectors: count_members(values, vectors, 0), start, 3)
     rows, labels = pool_with_members(values[:300], np.arange(300), centres)
     np.testing.assert_array_equal(rows[:300], values[:300])
     assert labels.tolist() == [0] * 300 + [1, 1, 2]
@@ -159,9 +158,6 @@ def test_the_pool_has_members_of_thin_clusters(vectors: np.ndarray) -> None:
     [
         ({"params": {"n_centers": 5}}, "has no parameter n_centers; it has .*n_centres"),
         ({"seed": -1}, "seed=-1"),
-        ({"train_rows": 0}, "train_rows=0"),
-        ({"kmeans_rows": -1}, "kmeans_rows=-1"),
-        ({"kmeans_rounds": -1}, "kmeans_rounds=-1"),
     ],
 )
 def test_impossible_requests_are_refused(options: dict[str, Any], text: str, corpus: str, tmp_path: Path) -> None:
