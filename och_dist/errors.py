@@ -6,6 +6,8 @@ that an error raised on a worker arrives on the driver as it was.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class OchError(Exception):
     """Base of all errors raised on purpose."""
@@ -25,8 +27,18 @@ class BadInputError(OchError, ValueError):
     exit_code = 3
 
 
+LISTED_ROWS = 20
+
+
 class NonFiniteError(BadInputError):
     """Rows with NaN or infinity; ``rows`` holds the first global row numbers, ``total`` how many there are."""
+
+    @classmethod
+    def of(cls, what: str, rows: Any, total: int, remedy: str) -> NonFiniteError:
+        """``total`` of ``what`` are not finite, the first of them in ``rows`` (a list or an array of numbers)."""
+        listed = tuple(int(row) for row in rows[:LISTED_ROWS])
+        numbers = ", ".join(map(str, listed)) + (", ..." if total > len(listed) else "")
+        return cls(f"{total} {what} hold NaN or infinity: {numbers}; {remedy}", listed, total)
 
     def __init__(self, message: str, rows: tuple[int, ...] = (), total: int = 0) -> None:
         super().__init__(message, rows, total)

@@ -95,8 +95,7 @@ def read_some(corpus: Corpus, rows: np.ndarray, context: Context) -> np.ndarray:
     )
     bad = nonfinite_rows(vectors)
     if len(bad):
-        listed = tuple(int(row) for row in rows[bad[:20]])
-        raise NonFiniteError(f"rows {', '.join(map(str, listed))} hold NaN or infinity", listed, len(bad))
+        raise NonFiniteError.of(f"rows of {corpus.url}", rows[bad], len(bad), "ingest with --nonfinite=drop")
     return vectors
 
 

@@ -30,7 +30,6 @@ from och_dist.store import (
 
 PART_BYTES = 64 << 20
 PART_ROWS = 1 << 17
-LISTED_ROWS = 20
 MAX_DROPPED = 10_000_000
 
 Part = tuple[RowSource, int, int]  # rows [start, stop) of a source
@@ -151,14 +150,8 @@ def store_chunks(
     except NonFiniteError:
         # The full list, from a pass of its own: which chunks were still to do must not decide what is reported.
         bad = find_nonfinite(source, context)
-        listed = bad[:LISTED_ROWS].tolist()
-        raise NonFiniteError(
-            f"{len(bad)} of {source.rows} rows hold NaN or infinity: {', '.join(map(str, listed))}"
-            f"{', ...' if len(bad) > LISTED_ROWS else ''}; nothing was published. "
-            "Mend them, or leave them out with --nonfinite=drop",
-            tuple(listed),
-            len(bad),
-        ) from None
+        remedy = "nothing was published. Mend them, or leave them out with --nonfinite=drop"
+        raise NonFiniteError.of(f"of {source.rows} rows", bad, len(bad), remedy) from None
     check = partial(check_stored_chunk, segment)
     stored += map_tasks(check, there, client=context.client, name="check_stored_chunk")
     digests = np.array([crcs for _, _, crcs in sorted(stored)], "<u4").T

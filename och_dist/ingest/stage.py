@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from och_dist.cluster import check_memory
-from och_dist.errors import BadInputError, ConflictError, UsageError
-from och_dist.ingest.chunks import LISTED_ROWS, NewSegment, find_nonfinite, store_chunks
+from och_dist.errors import LISTED_ROWS, BadInputError, ConflictError, UsageError
+from och_dist.ingest.chunks import NewSegment, find_nonfinite, store_chunks
 from och_dist.ingest.unique_ids import check_unique, id_layout
 from och_dist.options import Option, checked
 from och_dist.sources import (
@@ -120,7 +120,9 @@ def ingest(
     if parent is not None and not new.files:
         return watch.report("nothing to do", **_facts(parent, 0))
     _check_append(corpus, parent, append=append)
-    return _store(watch, corpus, new, chunk_rows=chunk_rows, codec=codec, drop=nonfinite == "drop", context=context)
+    return _store(
+        watch, corpus, parent, new, chunk_rows=chunk_rows, codec=codec, drop=nonfinite == "drop", context=context
+    )
 
 
 @checked
@@ -143,7 +145,7 @@ def generate(
     if parent is not None and (source.describe()[0]["fingerprint"], None) in known_sources(parent):
         return watch.report("nothing to do", **_facts(parent, 0))
     _check_append(corpus, parent, append=append)
-    return _store(watch, corpus, source, chunk_rows=chunk_rows, codec=codec, drop=False, context=context)
+    return _store(watch, corpus, parent, source, chunk_rows=chunk_rows, codec=codec, drop=False, context=context)
 
 
 @checked
@@ -190,6 +192,7 @@ def collect(
 def _store(
     watch: Stopwatch,
     url: str,
+    parent: Corpus | None,
     source: RowSource,
     *,
     chunk_rows: int | None,
@@ -197,8 +200,8 @@ def _store(
     drop: bool,
     context: Context | None,
 ) -> Report:
-    """Plan a segment, write its chunks, publish it."""
-    context, parent = context or Context(), find_corpus(url)
+    """Plan a segment after the rows of ``parent``, write its chunks, publish it."""
+    context = context or Context()
     _check_fits(parent, source)
     open_objects(url).require_put_if_absent()
     bad = find_nonfinite(source, context) if drop else np.empty(0, np.int64)

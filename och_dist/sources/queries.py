@@ -16,7 +16,6 @@ from och_dist.sources.formats import is_accepted
 from och_dist.sources.joined import open_files
 from och_dist.store import open_corpus
 
-LISTED_ROWS = 20
 HASHED_BYTES = 16 << 20
 
 
@@ -35,13 +34,7 @@ class Queries:
         block = self._read(start, stop)
         bad = nonfinite_rows(block)
         if len(bad):
-            rows = tuple(int(row) + start for row in bad[:LISTED_ROWS])
-            raise NonFiniteError(
-                f"{len(bad)} queries of {self.source} hold NaN or infinity: {', '.join(map(str, rows))}; "
-                "mend or remove them",
-                rows,
-                len(bad),
-            )
+            raise NonFiniteError.of(f"queries of {self.source}", bad + start, len(bad), "mend or remove them")
         return block
 
     def require_dim(self, dim: int, what: str) -> None:

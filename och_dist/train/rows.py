@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from och_dist.cluster import collections_on, first_rows, merge_here, reduce_rows, scan_rows, scan_tasks, stack_rows
-from och_dist.errors import BadInputError, NonFiniteError
+from och_dist.errors import LISTED_ROWS, BadInputError, NonFiniteError
 from och_dist.kernels.moments import nonfinite_rows
 from och_dist.stage import Context
 from och_dist.store import MAX_PARTITIONS, Corpus, CorpusRef
@@ -26,7 +26,6 @@ PART_BYTES = 256 << 20
 BLOCK_ROWS = 8192
 """Rows of a sample that are summed at once, wherever they are."""
 
-LISTED_ROWS = 20
 MEND_ARRAY = "leave them out or replace their values"
 
 
@@ -46,9 +45,7 @@ class RowFaults:
     def check(self, where: str, remedy: str) -> None:
         """Raise if anything is wrong, with the numbers of the rows."""
         if self.total:
-            listed = ", ".join(map(str, self.rows)) + (", ..." if self.total > LISTED_ROWS else "")
-            message = f"{self.total} rows of {where} hold NaN or infinity: {listed}; {remedy}"
-            raise NonFiniteError(message, self.rows, self.total)
+            raise NonFiniteError.of(f"rows of {where}", self.rows, self.total, remedy)
         if not self.in_range:
             raise BadInputError("some rows hold values beyond the range of float32; rescale them")
 
