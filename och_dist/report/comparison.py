@@ -9,7 +9,6 @@ import base64
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +17,7 @@ from och_dist.evaluate import compare
 from och_dist.options import Option, Seed, checked
 from och_dist.report.results import METRICS, Lead, Results
 from och_dist.report.sentences import caveats, headline, joined, level, outside, protocol_lines, winners
-from och_dist.report.tables import ABOVE, comma_separated, lead_tables, markdown, refusal_lines, tables
+from och_dist.report.tables import ABOVE, comma_separated, lead_tables, markdown, tables
 from och_dist.stage import Context, Report
 from och_dist.store import write_text
 
@@ -94,6 +93,7 @@ def _replace(path: Path, text: str) -> bool:
 def page(results: Results) -> str:
     """report.html."""
     from bokeh.document import Document  # drawing takes a second to import, and only this needs it
+    from bokeh.models import GlyphRenderer
     from bokeh.resources import Resources
     from jinja2 import Environment
 
@@ -103,17 +103,21 @@ def page(results: Results) -> str:
     sweeps = [found for draw in (figures.over_centres, figures.over_relations) if (found := draw(results))]
     times, bits = figures.training_times(results), figures.bit_pictures(results)
     document = Document(theme=figures.THEME)
-    for picture in (every := [*quality, *sweeps, *times, *bits]):
-        picture.plot.name = picture.name
-        document.add_root(picture.plot)
+    every = [*quality, *sweeps, *times, *bits]
+    with document.models.freeze():  # else each root costs a walk over all before it
+        for picture in every:
+            picture.plot.name = picture.name
+            for marks in picture.plot.select({"type": GlyphRenderer}):
+                marks.nonselection_glyph = None  # nothing can be selected
+            document.add_root(picture.plot)
     drawn = numbered(document.to_json(deferred=False))
     roots = {root["id"]: picture.name for root, picture in zip(drawn["roots"], every, strict=True)}
+    cards = headline_cards(results)
     p, splits = results.protocol, "one random split" if results.repeats == 1 else f"{results.repeats} random splits"
     scripts = [Resources("inline", components=["bokeh"]).js_raw[0], _text("page.js")]
     environment = Environment(autoescape=True, trim_blocks=True)
-    environment.policies["json.dumps_kwargs"] = {
-        "separators": (",", ":")
-    }  # unsorted: Bokeh defines a model where it is first used
+    # Unsorted, as Bokeh defines a model where it is first used.
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment.from_string(_text("page.html")).render(
         results=results,
         policy=POLICY.format(scripts=" ".join(f"'sha256-{_digest(script)}'" for script in scripts)),
@@ -122,7 +126,9 @@ def page(results: Results) -> str:
         kicker=f"Hashing methods compared on {p['rows']:,} rows of {p['dim']:,} dimensions, {splits}",
         headline=headline(results),
         outside=outside(results),
-        cards=headline_cards(results),
+        cards=cards,
+        longest=max((max(lead.ours.mean, lead.theirs.mean) for lead, _ in cards), default=1.0),
+        level=level,
         quality=quality,
         sweeps=sweeps,
         times=times,
@@ -131,7 +137,6 @@ def page(results: Results) -> str:
         tables=[*tables(results), *lead_tables(results)],
         above=ABOVE,
         winners=winners(results),
-        refusals=refusal_lines(results),
         protocol=protocol_lines(results),
         remarks=[*caveats(results), *results.notes],
         drawing={"figures": drawn, "roots": roots, "dark": dict(figures.COLOURS.values())},
@@ -164,33 +169,11 @@ def numbered(document: Any) -> Any:
     return renamed(document)
 
 
-@dataclass(frozen=True)
-class Card:
-    """A lead of OCH in a few words, and the two values as shares of the longest."""
-
-    percent: str
-    what: str
-    values: str
-    shares: tuple[float, float]
-
-
-def headline_cards(results: Results) -> list[Card]:
-    """The mAP leads, then those with half the bits."""
-    leads: list[tuple[Lead, str]] = []
-    for bits in results.bits:
-        lead = results.lead(bits, METRICS[0])
-        if lead:
-            leads.append((lead, f"mAP at {bits} bits, against {lead.rival.label}, the best baseline"))
-    for lead in results.half_leads():
-        if lead.metric == METRICS[0]:
-            leads.append((lead, f"mAP with half the bits: OCH {lead.bits}, {lead.rival.label} {lead.rival_bits}"))
-    longest = max((max(lead.ours.mean, lead.theirs.mean) for lead, _ in leads), default=1.0)
+def headline_cards(results: Results) -> list[tuple[Lead, str]]:
+    """The mAP leads, then those with half the bits, each with what it compares."""
+    leads = [lead for lead in results.leads() if lead.metric == METRICS[0]]
+    halves = [lead for lead in results.half_leads() if lead.metric == METRICS[0]]
     return [
-        Card(
-            level(lead.percent),
-            what,
-            f"{lead.ours.mean:.3f} against {lead.theirs.mean:.3f}",
-            (lead.ours.mean / longest, lead.theirs.mean / longest),
-        )
-        for lead, what in leads
+        *((lead, f"mAP at {lead.bits} bits, against {lead.rival.label}, the best baseline") for lead in leads),
+        *((lead, f"mAP with half the bits: OCH {lead.bits}, {lead.rival.label} {lead.rival_bits}") for lead in halves),
     ]

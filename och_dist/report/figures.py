@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,16 +107,6 @@ def short(value: float) -> str:
     return f"{value / 1000:,g}k" if value >= 10_000 else f"{value:,g}"
 
 
-def nice_range(low: float, high: float, count: int = 5) -> tuple[float, float]:
-    """The nearest round numbers that enclose ``low..high``, about ``count`` steps of a round size apart."""
-    if not high > low:
-        high = low + (abs(low) or 1.0) * 0.1
-    rough = (high - low) / count
-    unit = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= rough * 0.999)
-    return round(math.floor(low / step + 1e-9) * step, 12), round(math.ceil(high / step - 1e-9) * step, 12)
-
-
 def spaced(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Places nearest to the ``wanted`` ones (in the same order) that are ``gap`` apart and within ``low..high``.
 
@@ -161,7 +150,7 @@ def _plot(
     plot = figure(
         title=title,
         x_range=x,
-        y_range=models.Range1d(y[0], y[1] + 0.004 * (y[1] - y[0])),  # no grid line is drawn at the very end
+        y_range=models.Range1d(*y),
         x_axis_type="log" if log else "linear",
         x_axis_label=label,
         height=height,
@@ -220,13 +209,13 @@ def map_over_bits(results: Results) -> Picture:
     key = METRICS[0].key
     found = {s: [(r, f) for r in results.bits if (f := results.figure(s, r, key))] for s in back_to_front(results)}
     found = {series: values for series, values in found.items() if values}
-    y = nice_range(0, max((f.mean + (f.std or 0) for values in found.values() for _, f in values), default=1.0))
+    top = 1.08 * max((f.mean + (f.std or 0) for values in found.values() for _, f in values), default=1.0) or 1.0
     first, last = results.bits[0] * 0.9, results.bits[-1]
     width = (last / first) ** (1 / (1 - GUTTER))  # of the frame, as a ratio
-    plot = _plot("mAP", models.Range1d(first, first * width), y, results.bits, label="bits per code", right=0)
-    pixel = (y[1] - y[0]) / (HEIGHT - TOP - BOTTOM)
+    plot = _plot("mAP", models.Range1d(first, first * width), (0, top), results.bits, label="bits per code", right=0)
+    pixel = top / (HEIGHT - TOP - BOTTOM)
     ends = [values[-1][1].mean for values in found.values()]
-    places = spaced(ends, NAME_ROOM * pixel, y[0] + 4 * pixel, y[1] - 2 * pixel)
+    places = spaced(ends, NAME_ROOM * pixel, 4 * pixel, top - 6 * pixel)
     points = []
     for (series, values), place in zip(found.items(), places, strict=True):
         (at, end), beside, style = values[-1], last * width**0.04, "bold" if series.role == "ours" else "normal"
@@ -254,7 +243,7 @@ def recall_curves(results: Results) -> Picture:
     curves = {s: c for s in back_to_front(results) if (c := results.curve(s, bits, "recall"))}
     ranks = [k for k, _ in next(iter(curves.values()), [(1, 0.0), (10, 1.0)])]
     decades = [10**e for e in range(len(str(ranks[-1]))) if 10**e <= ranks[-1]]
-    x = models.Range1d(ranks[0] * 0.9, max(ranks[-1], 2) * 1.1)
+    x = models.Range1d(ranks[0] * 0.75, max(ranks[-1], 2) * 1.3)
     plot = _plot("recall", x, (0, 1.02), decades, label="K, rows looked at")
     points = []
     for series, curve in curves.items():
@@ -319,7 +308,8 @@ def _sweep(
     against = results.figure(reference, bits, METRICS[0].key) if reference and bits else None
     means = [f.mean + sign * (f.std or 0) for _, f in values for sign in (-1, 1)] + ([against.mean] if against else [])
     low, high = min(means) if bits else 0.0, max(means)
-    y = nice_range(low, high + (high - low) * VALUE_ROOM / (height - TOP - BOTTOM), 4 if height == HEIGHT else 3)
+    span = (high - low or high or 1.0) / (height - TOP - BOTTOM)
+    y = low - bool(bits) * VALUE_ROOM * span, high + VALUE_ROOM * 1.2 * span
     plot = _plot("mAP" if bits else "CPU seconds", x, y, [at for at, _ in values], height, **more)
     if height < HEIGHT:
         plot.yaxis.ticker = models.BasicTicker(desired_num_ticks=3)
@@ -443,9 +433,8 @@ def _bit_panel(
                     (middle, y, low, high, _ink(series), strengths[min(j, 2, len(strengths) - 1)], series.label, told)
                 )
                 ends += [low, high]
-    start, stop = nice_range(min(ends), max(ends), 4)
-    margin = 0.03 * (stop - start)
-    plot = _rows(rows, (start - margin, stop + margin), BIT_ROW, 28)
+    margin = 0.05 * (max(ends) - min(ends) or 1.0)
+    plot = _rows(rows, (min(ends) - margin, max(ends) + margin), BIT_ROW, 28)
     plot.xaxis.ticker = plot.xgrid.ticker = models.BasicTicker(desired_num_ticks=4)
     plot.add_layout(models.Span(location=ideal, dimension="height", line_color=RULE, line_dash=[3, 2]))
     source = _columns("x y low high ink alpha name told", marks)

@@ -94,16 +94,6 @@ class Lead:
     percent: Figure
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Cells that a method refused, in its own words."""
-
-    label: str
-    bits: int
-    repeats: int
-    sentence: str
-
-
 class Results:
     """What ``results.json`` holds."""
 
@@ -210,7 +200,8 @@ class Results:
         return [(value, Figure.of(found[value])) for value in sorted(found)]
 
     @cached_property
-    def refusals(self) -> list[Refusal]:
+    def refusals(self) -> list[str]:
+        """Cells that a method refused, in its own words."""
         found: dict[tuple[str, int, str], int] = {}
         for cell in self.cells:
             if cell.get("refused"):
@@ -218,7 +209,10 @@ class Results:
                 label += "".join(f" ({name} = {value})" for name, value in cell["params"].items() if name != "n_layers")
                 key = (label, cell["bits"], cell["refused"])
                 found[key] = found.get(key, 0) + 1
-        return [Refusal(label, bits, count, sentence) for (label, bits, sentence), count in sorted(found.items())]
+        return [
+            f"{label} at {bits} bits, {count} of {self.repeats} splits: {sentence}"
+            for (label, bits, sentence), count in sorted(found.items())
+        ]
 
     @cached_property
     def notes(self) -> list[str]:

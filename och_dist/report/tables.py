@@ -167,19 +167,12 @@ def markdown(results: Results) -> str:
     parts += [_markdown_table(table) for table in found if table.number.startswith("1")]
     parts.append("\n".join(f"- {line}" for line in [*verdicts(results), *winners(results)]))
     if results.refusals:
-        parts.append("## Refused\n\n" + "\n".join(f"- {line}" for line in refusal_lines(results)))
+        parts.append("## Refused\n\n" + "\n".join(f"- {line}" for line in results.refusals))
     parts += [_markdown_table(table) for table in found if not table.number.startswith("1")]
     if results.notes:
         parts.append("## Notes of the methods\n\n" + "\n".join(f"- {note}" for note in results.notes))
     parts.append("## How to read this\n\n" + "\n".join(f"- {line}" for line in caveats(results)))
     return "\n\n".join(parts) + "\n"
-
-
-def refusal_lines(results: Results) -> list[str]:
-    return [
-        f"{refusal.label} at {refusal.bits} bits, {refusal.repeats} of {results.repeats} splits: {refusal.sentence}"
-        for refusal in results.refusals
-    ]
 
 
 def _markdown_table(table: Table) -> str:

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from och_dist.errors import BadInputError, UsageError
 from och_dist.ingest.stage import generate
 from och_dist.report.comparison import compare_with_report, page, write_reports
-from och_dist.report.figures import COLOURS, nice_range, spaced
+from och_dist.report.figures import COLOURS, spaced
 from och_dist.report.results import BASELINES, METRICS, Figure, Results, Series
 from och_dist.report.sentences import headline, outside, signed, verdicts, winners
 from och_dist.report.tables import comma_separated, markdown, tables
@@ -415,15 +415,6 @@ def test_labels_keep_apart_in_order_and_inside(wanted: list[float]) -> None:
 def test_labels_that_have_room_stay_where_they_are() -> None:
     assert spaced([100, 20, 60], 14, 0, 200) == [100, 20, 60]
     assert spaced([50, 50], 10, 0, 200) == [45, 55]
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.floats(-1e6, 1e6), st.floats(1e-4, 1e6), st.integers(2, 6))
-def test_ranges_enclose_the_data_closely(low: float, width: float, count: int) -> None:
-    start, stop = nice_range(low, low + width, count)
-    slack = 1e-6 * (abs(low) + width)
-    assert low - 2.5 * width / count - slack <= start <= low + slack
-    assert low + width - slack <= stop <= low + width * (1 + 2.5 / count) + slack
 
 
 # The stage and the command
