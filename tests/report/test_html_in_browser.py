@@ -358,6 +358,12 @@ def test_a_box_zooms_in_and_a_reset_out(visited: Visited) -> None:
     assert again == [low, high]
 
 
+def test_a_finger_moves_the_page_and_does_not_zoom(pages: dict[str, str], tmp_path: Path) -> None:
+    found = measure(pages, tmp_path, "--blink-settings=primaryPointerType=2,availablePointerTypes=2")
+    whole, dragged, _ = found.used["zoom"]
+    assert dragged == whole
+
+
 # What is drawn, against the cells
 
 
