@@ -33,6 +33,12 @@ async function draw() {
 
 Bokeh.logger.set_level("warn");
 scheme.addEventListener("change", () => matchMedia("print").matches || draw());
+// What is printed are pictures of the figures, as these keep the width that they have on the screen.
+addEventListener("beforeprint", () => {
+  for (const root of Bokeh.documents[0].roots())
+    document.getElementById(root.name).append(Bokeh.index.find_one(root).export("png").canvas);
+});
+addEventListener("afterprint", () => document.querySelectorAll(".plot > canvas").forEach(picture => picture.remove()));
 for (const key of document.querySelectorAll(".key")) key.hidden = false;
 for (const button of buttons) {
   const { series } = button.dataset;

@@ -134,6 +134,11 @@ async function used(frame) {
   plot.model.reset.emit();
   await pause(100);
   found.zoom.push(range());
+  const pictures_of = () => [...doc.querySelectorAll('.plot > canvas')].map(picture => [picture.width, picture.height]);
+  view.dispatchEvent(new view.Event('beforeprint'));
+  found.printed = [pictures_of()];
+  view.dispatchEvent(new view.Event('afterprint'));
+  found.printed.push(pictures_of());
   return found;
 }
 window.onload = async () => {
@@ -356,6 +361,13 @@ def test_a_box_zooms_in_and_a_reset_out(visited: Visited) -> None:
     (low, high), zoomed, again = visited.used["zoom"]
     assert zoomed == pytest.approx([low + (high - low) / 4, high - (high - low) / 4])
     assert again == [low, high]
+
+
+def test_pictures_of_all_figures_are_printed(visited: Visited) -> None:
+    printed, after = visited.used["printed"]
+    assert len(printed) == 10
+    assert all(width > 250 and height > 200 for width, height in printed)
+    assert after == []
 
 
 def test_a_finger_moves_the_page_and_does_not_zoom(pages: dict[str, str], tmp_path: Path) -> None:
