@@ -186,17 +186,26 @@ def _line(plot: figure, series: Series, values: Sequence[tuple[int, Figure]]) ->
 def _points(plot: figure, points: Iterable[tuple[Series, float, float, str, bool]]) -> None:
     """All points of a plot, each with a text that it tells when pointed at; those that are not ``marked`` are seen
     only then. The filter leaves out the points of hidden methods."""
-    rows = [
-        (x, y, s.slug, s.label, told, float(marked), colour(s), 6 if s.role == "apart" else 8,
-         "circle" if s.role == "apart" else SHAPES.get(s.method, "circle"))
-        for s, x, y, told, marked in points
-    ]  # fmt: skip
+    rows = [(x, y, s.slug, s.label, told, float(marked), colour(s), *_mark(s)) for s, x, y, told, marked in points]
     drawn = plot.scatter(
-        "x", "y", source=_columns("x y series name told alpha ink size shape", rows), marker="shape", size="size",
-        fill_color="ink", line_color=LIGHT["paper"], line_width=0.8, alpha="alpha", hover_alpha=1.0, hit_dilation=1.4,
-        view=models.CDSView(filter=models.BooleanFilter([True] * len(rows))), name="points",
-    )  # fmt: skip
+        "x",
+        "y",
+        source=_columns("x y series name told alpha ink shape size", rows),
+        marker="shape",
+        size="size",
+        fill_color="ink",
+        line_color=LIGHT["paper"],
+        alpha="alpha",
+        hover_alpha=1.0,
+        hit_dilation=1.4,
+        view=models.CDSView(filter=models.BooleanFilter([True] * len(rows))),
+        name="points",
+    )
     _telling(plot, drawn)
+
+
+def _mark(series: Series) -> tuple[str, int]:
+    return ("circle", 6) if series.role == "apart" else (SHAPES.get(series.method, "circle"), 8)
 
 
 def back_to_front(results: Results) -> list[Series]:
@@ -352,10 +361,8 @@ def _rows(rows: Sequence[Series], x: tuple[float, float], row: int, below: int) 
     )
     plot.ygrid.visible = plot.yaxis.visible = False
     names = [(x[0], i, s.label, _ink(s), "bold" if s.role == "ours" else "normal") for i, s in enumerate(rows)]
-    plot.text(
-        "x", "y", "text", source=_columns("x y text ink style", names), x_offset=-8, color="ink", text_align="right",
-        text_baseline="middle", text_font_style="style", level="annotation",
-    )  # fmt: skip
+    source, look = _columns("x y text ink style", names), {"color": "ink", "text_font_style": "style"}
+    plot.text(source=source, x_offset=-8, text_align="right", text_baseline="middle", level="annotation", **look)
     return plot
 
 
@@ -387,7 +394,7 @@ def _time_bars(
             bars[part].append((i, start, start + found.mean, _ink(series), series.label, told))
             start += found.mean
             ends[i] = (start, i, _seconds(start))
-        slowest = max(slowest, (start, series.label))
+        slowest = max(slowest, (start, series.label)) if start else slowest
     for (part, some), alpha in zip(bars.items(), (0.42, 1.0), strict=True):
         source = _columns("y left right ink name told", some)
         look = {"fill_color": "ink", "fill_alpha": alpha, "line_color": None, "name": part}

@@ -46,11 +46,10 @@ LABELS = {
 
 def bytes_text(count: float) -> str:
     """1234567 -> '1.2 MB'."""
-    for unit in UNITS:
-        if count < 1000 or unit == UNITS[-1]:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("unreachable")
+    power = 0
+    while count >= 1000 and power < len(UNITS) - 1:
+        count, power = count / 1000, power + 1
+    return f"{count:.1f} {UNITS[power]}" if power else f"{count:.0f} B"
 
 
 def render(report: Report) -> str:
