@@ -173,7 +173,8 @@ def _plot(
 def _line(plot: figure, series: Series, values: Sequence[tuple[int, Figure]]) -> None:
     """The line of a method, with bars for the spread over the splits."""
     look = {"color": colour(series), "name": series.slug}
-    width, dash = 3 if series.role == "ours" else 1.6, [4, 3] if series.role == "apart" else "solid"
+    width = 3 if series.role == "ours" else 1.6
+    dash = [4, 3] if series.role == "apart" else "solid"
     means = _columns("x y", [(at, f.mean) for at, f in values])
     plot.line("x", "y", source=means, line_width=width, line_dash=dash, **look)
     spread = [(at, f.mean - f.std, f.mean + f.std) for at, f in values if f.std]
@@ -227,7 +228,9 @@ def map_over_bits(results: Results) -> Picture:
     places = spaced(ends, NAME_ROOM * pixel, 4 * pixel, top - 6 * pixel)
     points = []
     for (series, values), place in zip(found.items(), places, strict=True):
-        (at, end), beside, style = values[-1], last * width**0.04, "bold" if series.role == "ours" else "normal"
+        at, end = values[-1]
+        beside = last * width**0.04
+        style = "bold" if series.role == "ours" else "normal"
         look = {"color": colour(series), "name": series.slug}
         plot.segment([at], [end.mean], [beside], [place], line_width=0.7, alpha=0.55, **look)
         plot.text([beside], [place], [series.label], x_offset=3, text_baseline="middle", text_font_style=style, **look)
@@ -323,12 +326,13 @@ def _sweep(
     if height < HEIGHT:
         plot.yaxis.ticker = models.BasicTicker(desired_num_ticks=3)
     if reference and against:
-        look, name = colour(reference), f"best baseline, {reference.label} {against.mean:.3f}"
-        plot.add_layout(models.Span(location=against.mean, dimension="width", line_color=look, line_dash=[5, 3]))
-        plot.text([values[-1][0]], [against.mean], [name], y_offset=-5, color=look, text_align="right")
+        ink = colour(reference)
+        name = f"best baseline, {reference.label} {against.mean:.3f}"
+        plot.add_layout(models.Span(location=against.mean, dimension="width", line_color=ink, line_dash=[5, 3]))
+        plot.text([values[-1][0]], [against.mean], [name], y_offset=-5, color=ink, text_align="right")
     _line(plot, OURS, values)
-    told = [f"{at:,}: {'mAP ' if bits else ''}{with_spread(f)}{'' if bits else ' s'}" for at, f in values]
-    _points(plot, [(OURS, at, f.mean, text, True) for (at, f), text in zip(values, told, strict=True)])
+    form = "{:,}: mAP {}" if bits else "{:,}: {} s"
+    _points(plot, [(OURS, at, f.mean, form.format(at, with_spread(f)), True) for at, f in values])
     tops = _columns("x y text", [(at, f.mean + (f.std or 0), f"{f.mean:.{3 if bits else 2}f}") for at, f in values])
     plot.text(source=tops, y_offset=-6, color=ACCENT, text_align="center", text_font_style="bold")
     return plot
@@ -361,7 +365,8 @@ def _rows(rows: Sequence[Series], x: tuple[float, float], row: int, below: int) 
     )
     plot.ygrid.visible = plot.yaxis.visible = False
     names = [(x[0], i, s.label, _ink(s), "bold" if s.role == "ours" else "normal") for i, s in enumerate(rows)]
-    source, look = _columns("x y text ink style", names), {"color": "ink", "text_font_style": "style"}
+    source = _columns("x y text ink style", names)
+    look = {"color": "ink", "text_font_style": "style"}
     plot.text(source=source, x_offset=-8, text_align="right", text_baseline="middle", level="annotation", **look)
     return plot
 
@@ -386,7 +391,8 @@ def _time_bars(
     plot = _rows(rows, (0, 1.3 * longest), BAR_ROW, 8)  # with room for values
     plot.xgrid.visible = plot.xaxis.visible = False
     bars: dict[str, list[tuple[Any, ...]]] = {"statistics": [], "solver": []}
-    ends, slowest = [(0.0, i, "refused") for i in range(len(rows))], (0.0, "")
+    ends = [(0.0, i, "refused") for i in range(len(rows))]
+    slowest = (0.0, "")
     for i, series in enumerate(rows):
         start = 0.0
         for part, found in zip(bars, spent.get((series, bits), ()), strict=False):
@@ -436,9 +442,8 @@ def _bit_panel(
                 low, middle, high = found
                 told = f"{bits} bits: {middle:.4f}" + (f" ({low:.4f} to {high:.4f})" if high > low else "")
                 y = i + (j - (count - 1) / 2) * BIT_STEP / BIT_ROW
-                marks.append(
-                    (middle, y, low, high, _ink(series), strengths[min(j, 2, len(strengths) - 1)], series.label, told)
-                )
+                strength = strengths[min(j, len(strengths) - 1)]
+                marks.append((middle, y, low, high, _ink(series), strength, series.label, told))
                 ends += [low, high]
     margin = 0.05 * (max(ends) - min(ends) or 1.0)
     plot = _rows(rows, (min(ends) - margin, max(ends) + margin), BIT_ROW, 28)
@@ -446,8 +451,7 @@ def _bit_panel(
     plot.add_layout(models.Span(location=ideal, dimension="height", line_color=RULE, line_dash=[3, 2]))
     source = _columns("x y low high ink alpha name told", marks)
     plot.segment("low", "y", "high", "y", source=source, color="ink", alpha="alpha", line_width=2)
-    _telling(
-        plot, plot.scatter("x", "y", source=source, size=6, color="ink", alpha="alpha", line_color=None, name=name)
-    )
+    look = {"fill_color": "ink", "fill_alpha": "alpha", "line_color": None, "name": name}
+    _telling(plot, plot.scatter("x", "y", source=source, size=6, **look))
     description = f"{title}, {caption}, per method at {joined(map(str, results.bits))} bits; ideal {ideal:g}."
     return Picture("", title, f"{caption}; ideal {ideal:g}", f"bits-{name}", description, plot)
