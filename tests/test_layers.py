@@ -40,7 +40,7 @@ ROOMS: dict[str, set[str]] = {
     "upkeep": {"numpy", "distributed"},
     "jobs": {"numpy"},
     "monitor": {"numpy", "distributed", "jinja2", "rich", "prometheus_client"},
-    "report": {"numpy", "bokeh"},
+    "report": {"numpy", "scipy", "bokeh", "jinja2"},
     "cli": {"click", "distributed"},
 }
 ORDER = list(ROOMS)

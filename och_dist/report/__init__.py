@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from och_dist.report.comparison import compare_with_report
-from och_dist.report.health import render_health
-from och_dist.report.runs import memory_needed, render_history, render_plan
-from och_dist.report.text import render, render_run
+from och_dist.report.text import memory_needed, render, render_health, render_history, render_plan, render_run
 
 __all__ = [
     "compare_with_report",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,16 +94,6 @@ class Lead:
     percent: Figure
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Cells that a method refused, in its own words."""
-
-    label: str
-    bits: int
-    repeats: int
-    sentence: str
-
-
 class Results:
     """What ``results.json`` holds."""
 
@@ -188,10 +178,10 @@ class Results:
         values = list(self.by_repeat(series, bits, key).values())
         return Figure.of(values) if values else None
 
-    def fact(self, series: Series, bits: int, read: Callable[[dict[str, Any]], float]) -> Figure | None:
-        """Mean and spread of something that belongs to the cell, such as its time."""
-        values = [float(read(cell)) for cell in self.cells_of(series, bits)]
-        return Figure.of(values) if values else None
+    def fact(self, series: Series, bits: int, key: str, part: int | None = None) -> Figure | None:
+        """Mean and spread of something that belongs to the cell, such as its time, or of a ``part`` of it."""
+        found = [cell[key] for cell in self.cells_of(series, bits)]
+        return Figure.of([float(value if part is None else value[part]) for value in found]) if found else None
 
     def curve(self, series: Series, bits: int, key: str) -> list[tuple[int, float]]:
         """(K, mean over the repeats) of 'recall' or 'precision'."""
@@ -210,7 +200,8 @@ class Results:
         return [(value, Figure.of(found[value])) for value in sorted(found)]
 
     @cached_property
-    def refusals(self) -> list[Refusal]:
+    def refusals(self) -> list[str]:
+        """Cells that a method refused, in its own words."""
         found: dict[tuple[str, int, str], int] = {}
         for cell in self.cells:
             if cell.get("refused"):
@@ -218,7 +209,10 @@ class Results:
                 label += "".join(f" ({name} = {value})" for name, value in cell["params"].items() if name != "n_layers")
                 key = (label, cell["bits"], cell["refused"])
                 found[key] = found.get(key, 0) + 1
-        return [Refusal(label, bits, count, sentence) for (label, bits, sentence), count in sorted(found.items())]
+        return [
+            f"{label} at {bits} bits, {count} of {self.repeats} splits: {sentence}"
+            for (label, bits, sentence), count in sorted(found.items())
+        ]
 
     @cached_property
     def notes(self) -> list[str]:
@@ -249,27 +243,16 @@ class Results:
         best = self.best_baseline(rival_bits or bits, metric)
         return self.against(best, bits, metric, rival_bits=rival_bits) if best else None
 
-    def leads(self) -> Iterator[Lead]:
+    def leads(self) -> list[Lead]:
         """OCH against the best baseline, for every metric and code length."""
-        for metric in METRICS:
-            for bits in self.bits:
-                lead = self.lead(bits, metric)
-                if lead:
-                    yield lead
+        return [lead for metric in METRICS for bits in self.bits if (lead := self.lead(bits, metric))]
 
-    def half_leads(self) -> Iterator[Lead]:
+    def half_leads(self) -> list[Lead]:
         """OCH at half the bits of the best baseline."""
-        for metric in METRICS:
-            for bits in self.bits:
-                lead = self.lead(bits, metric, rival_bits=2 * bits) if 2 * bits in self.bits else None
-                if lead:
-                    yield lead
+        pairs = [(metric, bits) for metric in METRICS for bits in self.bits if 2 * bits in self.bits]
+        return [lead for metric, bits in pairs if (lead := self.lead(bits, metric, rival_bits=2 * bits))]
 
-    def outdone_apart(self) -> Iterator[Lead]:
+    def outdone_apart(self) -> list[Lead]:
         """Where something outside the seven baselines is ahead of OCH."""
-        for metric in METRICS:
-            for bits in self.bits:
-                for rival in self.apart:
-                    lead = self.against(rival, bits, metric)
-                    if lead and lead.percent.mean < 0:
-                        yield lead
+        asked = [(rival, bits, metric) for metric in METRICS for bits in self.bits for rival in self.apart]
+        return [lead for each in asked if (lead := self.against(*each)) and lead.percent.mean < 0]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from och_dist.report.results import METRICS, Figure, Lead, Results, Series
-from och_dist.report.words import caveats, headline, level, protocol_lines, verdicts, winners
+from och_dist.report.sentences import caveats, headline, level, protocol_lines, verdicts, winners
 
 ABOVE = "▲"
 
@@ -37,32 +37,30 @@ class Table:
     apart: tuple[tuple[str, tuple[Entry, ...]], ...] = ()
 
 
-def quality(figure: Figure | None) -> Entry:
+def quality(figure: Figure | None, places: int = 4) -> Entry:
     """0.3460 ± 0.0021."""
-    return _entry(figure, 4)
+    if figure is None:
+        return Entry("–")
+    return Entry(f"{figure.mean:.{places}f}", "" if figure.std is None else f"± {figure.std:.{places}f}")
 
 
 def seconds(figure: Figure | None) -> Entry:
     """0.59 ± 0.02, with more digits of what is small."""
     mean = figure.mean if figure else 0
-    return _entry(figure, 1 if mean >= 10 else 2 if mean >= 0.1 else 4)
-
-
-def _entry(figure: Figure | None, places: int) -> Entry:
-    if figure is None:
-        return Entry("–")
-    return Entry(f"{figure.mean:.{places}f}", "" if figure.std is None else f"± {figure.std:.{places}f}")
+    return quality(figure, 1 if mean >= 10 else 2 if mean >= 0.1 else 4)
 
 
 def tables(results: Results) -> list[Table]:
     """All tables, in order."""
     found = [quality_table(results, f"1{'abc'[i]}", m.key, m.name) for i, m in enumerate(METRICS)]
     found += [
-        _cells_table(results, "2a", "Training: solver", "CPU seconds", _solve),
-        _cells_table(results, "2b", "Training: statistics", "CPU seconds, k-means included", _statistics),
-        _cells_table(results, "3a", "Share of ones per bit", "median (least–greatest); ideal 0.5", _balance),
-        _cells_table(results, "3b", "Correlation of bits", "mean over pairs, absolute; ideal 0", _correlation),
-        _cells_table(results, "3c", "Entropy of a bit", "mean over the bits; ideal 1", _entropy),
+        _cells_table(results, "2a", "Training: solver", "CPU seconds", "solve_cpu_seconds", seconds),
+        _cells_table(
+            results, "2b", "Training: statistics", "CPU seconds, k-means included", "statistics_cpu_seconds", seconds
+        ),
+        _cells_table(results, "3a", "Share of ones per bit", "median (least–greatest); ideal 0.5", "bit_balance"),
+        _cells_table(results, "3b", "Correlation of bits", "mean over pairs, absolute; ideal 0", "bit_correlation"),
+        _cells_table(results, "3c", "Entropy of a bit", "mean over the bits; ideal 1", "bit_entropy"),
     ]
     sweeps = [
         _sweep_table(results, "4a", "centres", "n_centres", "Number of centres"),
@@ -98,43 +96,21 @@ def quality_table(results: Results, number: str, key: str, name: str) -> Table:
 
 
 def _cells_table(
-    results: Results, number: str, title: str, note: str, entry: Callable[[Results, Series, int], Entry]
+    results: Results, number: str, title: str, note: str, key: str, told: Callable[[Figure | None], Entry] = quality
 ) -> Table:
     """Something that belongs to the codes, not to how they are ranked."""
+
+    def entry(series: Series, bits: int) -> Entry:
+        return _balance(results, series, bits) if key == "bit_balance" else told(results.fact(series, bits, key))
+
     groups = ([s for s in group if s.ranking == "hamming"] for group in (results.main, results.apart))
-    lines = [[(s.label, tuple(entry(results, s, r) for r in results.bits)) for s in group] for group in groups]
+    lines = [[(s.label, tuple(entry(s, r) for r in results.bits)) for s in group] for group in groups]
     return Table(number, title, note, _heads(results), tuple(lines[0]), tuple(lines[1]))
 
 
-def _solve(results: Results, series: Series, bits: int) -> Entry:
-    return seconds(results.fact(series, bits, lambda cell: cell["solve_cpu_seconds"]))
-
-
-def _statistics(results: Results, series: Series, bits: int) -> Entry:
-    return seconds(results.fact(series, bits, lambda cell: cell["statistics_cpu_seconds"]))
-
-
-def balance(results: Results, series: Series, bits: int) -> tuple[Figure, Figure, Figure] | None:
-    """Least, median and greatest share of ones over the bits."""
-    found = [results.fact(series, bits, lambda cell, i=i: cell["bit_balance"][i]) for i in range(3)]  # type: ignore[misc]
-    low, middle, high = found
-    return (low, middle, high) if low and middle and high else None
-
-
 def _balance(results: Results, series: Series, bits: int) -> Entry:
-    found = balance(results, series, bits)
-    if not found:
-        return Entry("–")
-    low, middle, high = (f"{figure.mean:.3f}" for figure in found)
-    return Entry(middle, f"({low}–{high})")
-
-
-def _correlation(results: Results, series: Series, bits: int) -> Entry:
-    return quality(results.fact(series, bits, lambda cell: cell["bit_correlation"]))
-
-
-def _entropy(results: Results, series: Series, bits: int) -> Entry:
-    return quality(results.fact(series, bits, lambda cell: cell["bit_entropy"]))
+    found = [f"{f.mean:.3f}" for part in range(3) if (f := results.fact(series, bits, "bit_balance", part))]
+    return Entry(found[1], f"({found[0]}–{found[2]})") if found else Entry("–")
 
 
 def sweep_map(cell: dict[str, Any]) -> float:
@@ -162,7 +138,7 @@ def _sweep_table(results: Results, number: str, variant: str, param: str, title:
 
 def lead_tables(results: Results) -> list[Table]:
     """The lead of OCH over the best baseline, and what is left of it with half the bits; for those who look."""
-    full, half = list(results.leads()), list(results.half_leads())
+    full, half = results.leads(), results.half_leads()
     found = [
         _lead_table("1d", "Lead of OCH", "over the best baseline, which is named", full, lambda m: f"{m.bits} bits"),
         _lead_table("1e", "Half the bits", "OCH against the best baseline at twice its length", half,
@@ -191,19 +167,12 @@ def markdown(results: Results) -> str:
     parts += [_markdown_table(table) for table in found if table.number.startswith("1")]
     parts.append("\n".join(f"- {line}" for line in [*verdicts(results), *winners(results)]))
     if results.refusals:
-        parts.append("## Refused\n\n" + "\n".join(f"- {line}" for line in refusal_lines(results)))
+        parts.append("## Refused\n\n" + "\n".join(f"- {line}" for line in results.refusals))
     parts += [_markdown_table(table) for table in found if not table.number.startswith("1")]
     if results.notes:
         parts.append("## Notes of the methods\n\n" + "\n".join(f"- {note}" for note in results.notes))
     parts.append("## How to read this\n\n" + "\n".join(f"- {line}" for line in caveats(results)))
     return "\n\n".join(parts) + "\n"
-
-
-def refusal_lines(results: Results) -> list[str]:
-    return [
-        f"{refusal.label} at {refusal.bits} bits, {refusal.repeats} of {results.repeats} splits: {refusal.sentence}"
-        for refusal in results.refusals
-    ]
 
 
 def _markdown_table(table: Table) -> str:

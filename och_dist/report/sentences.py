@@ -38,7 +38,7 @@ def lost(results: Results) -> list[Lead]:
 
 def headline(results: Results) -> str:
     """The result in one sentence."""
-    leads = list(results.leads())
+    leads = results.leads()
     if OURS not in results.series or not any(results.figure(OURS, r, "map") for r in results.bits):
         best = [
             f"{series.label} at {bits} bits"
@@ -89,7 +89,7 @@ def verdicts(results: Results) -> list[str]:
 
 def winners(results: Results) -> list[str]:
     """Who else wins: a baseline, or something outside the baselines."""
-    if not list(results.leads()):
+    if not results.leads():
         return [headline(results)]
     losses = [f"{lead.metric.name} at {lead.bits} bits, {_winner(lead)}" for lead in lost(results)]
     first = (
