@@ -57,7 +57,7 @@ STAGES = {
         "Measure how well INDEX keeps the true order of neighbours: mAP, precision, recall.",
     ),
     "compare": Stage(
-        "report:compare_with_report",
+        "evaluate:compare",
         "Compare methods on random splits of CORPUS and draw the result; a stopped comparison goes on where it was.",
     ),
     "verify": Stage(

@@ -31,6 +31,7 @@ ROOMS: dict[str, set[str]] = {
     "cluster": {"dask", "distributed", "threadpoolctl", "llvmlite", "numpy"},
     "worker": set(),
     "stage": set(),
+    "report": {"numpy", "scipy", "bokeh", "jinja2"},
     "ingest": {"numpy"},
     "train": {"numpy", "dask", "dask_ml", "sklearn"},
     "estimators": {"numpy", "dask", "sklearn"},
@@ -40,7 +41,6 @@ ROOMS: dict[str, set[str]] = {
     "upkeep": {"numpy", "distributed"},
     "jobs": {"numpy"},
     "monitor": {"numpy", "distributed", "jinja2", "rich", "prometheus_client"},
-    "report": {"numpy", "scipy", "bokeh", "jinja2"},
     "cli": {"click", "distributed"},
 }
 ORDER = list(ROOMS)

@@ -1,7 +1,5 @@
 """Exact neighbours, the quality of codes, and methods against each other."""
 
-# mypy: implicit-reexport
-
 from __future__ import annotations
 
 from och_dist.evaluate.comparison import compare

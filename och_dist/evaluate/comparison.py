@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache, partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from och_dist.kernels.ranking import bit_balance, bit_entropy, evaluate_histogra
 from och_dist.kernels.spheres import spherical_histogram, spherical_levels, spherical_pairs
 from och_dist.methods.base import Hasher, one_thread
 from och_dist.methods.registry import METHODS, get_method
+from och_dist.options import Option, Seed, checked
+from och_dist.report import Results, headline, write_reports
 from och_dist.sources import open_queries
 from och_dist.stage import Context, Report, Stopwatch, logger
 from och_dist.store import (
@@ -242,22 +244,24 @@ def _count_block(hasher: Hasher, first: int, block: np.ndarray, queries: CellQue
     return Counts((hamming, spherical), count_ones(kept, bits), len(kept))
 
 
+@checked
 def compare(
     corpus: str,
-    output: str,
+    output: Annotated[str, Option("Where results, tables and report.html go.", flags="-o --output", metavar="DIR")],
     *,
-    methods: Sequence[str] | str = "all",
-    bits: Sequence[int] = (32, 64, 128),
-    repeats: int = 10,
-    queries: int = 2000,
-    train_rows: int = 10_000,
-    truth_fraction: float = 0.02,
-    truth_k: int | None = None,
-    sweeps: bool = True,
-    seed: int = 0,
+    methods: Annotated[Sequence[str] | str, Option("Methods, such as och,itq,sph.", commas=True)] = "all",
+    bits: Annotated[Sequence[int], Option("Code lengths.", at_least=1, commas=True)] = (32, 64, 128),
+    repeats: Annotated[int, Option("Random splits.", at_least=1)] = 10,
+    queries: Annotated[int, Option("Query rows of a split.")] = 2000,
+    train_rows: Annotated[int, Option("Training rows of a split.")] = 10_000,
+    truth_fraction: Annotated[float, Option("Share of rows that is relevant.", above=0, at_most=1)] = 0.02,
+    truth_k: Annotated[int | None, Option("Relevant rows of a query, instead of a share.", at_least=1)] = None,
+    sweeps: Annotated[bool, Option("Also vary OCH's centres and relations.")] = True,
+    seed: Seed = 0,
     context: Context | None = None,
 ) -> Report:
-    """Compare methods on random splits of ``corpus``; tables, figures and raw results go to the folder ``output``."""
+    """Compare methods on random splits of ``corpus``; results.json, results.csv, tables.md and report.html go to the
+    folder ``output``."""
     watch, context = Stopwatch("compare"), context or Context()
     opened, folder = open_corpus(corpus), Path(output).absolute()
     names = [methods] if isinstance(methods, str) else list(methods)
@@ -285,9 +289,10 @@ def compare(
     path = folder / "results.json"
     machine = {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()}
     write_text(path, json.dumps({"protocol": protocol, "machine": machine, "cells": results}, indent=1))
-    return watch.report(
-        "done" if computed else "nothing to do", results=str(path), cells=len(results), computed=computed
-    )
+    found = Results.load(path)
+    written, changed = write_reports(found, folder)
+    facts = {"result": headline(found), "results": str(path), "cells": len(results), "computed": computed, **written}
+    return watch.report("done" if computed or changed else "nothing to do", **facts)
 
 
 def _processor() -> str:

@@ -1,7 +1,5 @@
 """Files or the generator -> a corpus."""
 
-# mypy: implicit-reexport
-
 from __future__ import annotations
 
 from och_dist.ingest.stage import (

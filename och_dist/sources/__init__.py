@@ -1,7 +1,5 @@
 """Foreign data as blocks of rows: file formats, ids, several files as one range of rows, queries, downloads."""
 
-# mypy: implicit-reexport
-
 from __future__ import annotations
 
 from och_dist.sources.archive import extract

@@ -1,7 +1,5 @@
 """Rows -> model: the one training, for arrays and corpora; and whether a model still fits."""
 
-# mypy: implicit-reexport
-
 from __future__ import annotations
 
 from och_dist.train.data import sample_size, training_data

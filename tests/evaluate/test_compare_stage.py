@@ -16,7 +16,6 @@ from och_dist.evaluate.comparison import Split, compare, prepare_split
 from och_dist.ingest.stage import ingest
 from och_dist.kernels.packing import unpack_bits
 from och_dist.kernels.ranking import evaluate_histograms
-from och_dist.report.comparison import compare_with_report
 from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
 from och_dist.store.model import load_model
@@ -158,4 +157,4 @@ def test_a_refused_setting_is_a_result_of_its_own(corpus: str, tmp_path: Path) -
 def test_impossible_requests(corpus: str, tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     """Ranges are declared once, by the stage that users call."""
     with pytest.raises(UsageError, match=message):
-        compare_with_report(corpus, str(tmp_path / "out"), **changes)
+        compare(corpus, str(tmp_path / "out"), **changes)

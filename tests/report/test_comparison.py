@@ -23,9 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, UsageError
+from och_dist.evaluate import compare
 from och_dist.ingest.stage import generate
-from och_dist.report.comparison import compare_with_report, page, write_reports
 from och_dist.report.figures import COLOURS, spaced
+from och_dist.report.page import page, write_reports
 from och_dist.report.results import BASELINES, METRICS, Figure, Results, Series
 from och_dist.report.sentences import headline, outside, signed, verdicts, winners
 from och_dist.report.tables import comma_separated, markdown, tables
@@ -346,7 +347,7 @@ def test_the_page_is_a_function_of_the_results(
     """In this process and in others, whose sets have other orders."""
     (tmp_path / "results.json").write_text(json.dumps(document))
     code = (
-        "import sys; from och_dist.report.comparison import page; from och_dist.report.results import Results; "
+        "import sys; from och_dist.report.page import page; from och_dist.report.results import Results; "
         f"sys.stdout.buffer.write(page(Results.load({str(tmp_path / 'results.json')!r})).encode())"
     )
     assert page(results) == text
@@ -436,15 +437,15 @@ SMALL = {"methods": ["och", "itq", "lsh"], "bits": [8, 16], "repeats": 2, "queri
 
 def test_a_comparison_from_end_to_end(corpus: str, tmp_path: Path) -> None:
     output = str(tmp_path / "out")
-    first = compare_with_report(corpus, output, **SMALL, truth_k=5, sweeps=False)
+    first = compare(corpus, output, **SMALL, truth_k=5, sweeps=False)
     assert (first.status, first.facts["cells"], first.facts["computed"]) == ("done", 12, 12)
     results = Results.load(first.facts["results"])
     assert Path(first.facts["tables"]).read_text() == markdown(results)
     check_page(Path(first.facts["report"]).read_text())
     assert first.facts["result"] == headline(results)
-    assert compare_with_report(corpus, output, **SMALL, truth_k=5, sweeps=False).status == "nothing to do"
+    assert compare(corpus, output, **SMALL, truth_k=5, sweeps=False).status == "nothing to do"
     Path(first.facts["report"]).unlink()
-    again = compare_with_report(corpus, output, **SMALL, truth_k=5, sweeps=False)
+    again = compare(corpus, output, **SMALL, truth_k=5, sweeps=False)
     assert (again.status, again.facts) == ("done", {**first.facts, "computed": 0})
 
 
@@ -464,5 +465,5 @@ def test_the_command(corpus: str, tmp_path: Path) -> None:
 
 def test_refused_settings_leave_nothing_behind(corpus: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="repeats=0"):
-        compare_with_report(corpus, str(tmp_path / "out"), repeats=0)
+        compare(corpus, str(tmp_path / "out"), repeats=0)
     assert not (tmp_path / "out" / "report.html").exists()

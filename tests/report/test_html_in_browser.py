@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from och_dist.report.comparison import page
 from och_dist.report.figures import COLOURS
+from och_dist.report.page import page
 from och_dist.report.results import Results, Series
 from tests.support.made_results import made_results
 
