@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Annotated, Any, NamedTuple
+from dataclasses import replace
+from functools import cache, partial
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -18,15 +17,16 @@ from och_dist.kernels.packing import count_ones
 from och_dist.options import Jobs, Option, checked
 from och_dist.stage import Context, Report, Stopwatch
 from och_dist.store import (
-    ArraySpec,
+    ChunkRecord,
+    CodeChunk,
     Corpus,
     Index,
     IndexSegment,
     Job,
     Objects,
+    ascending,
     commit,
     create_array,
-    done_chunks,
     find_chunk,
     find_index,
     list_jobs,
@@ -35,7 +35,6 @@ from och_dist.store import (
     next_version,
     open_corpus,
     open_objects,
-    record_key,
     version_numbers,
     write_chunk,
 )
@@ -197,7 +196,7 @@ def checked_segment(objects: Objects, draft: IndexSegment, context: Context) -> 
     """The ``draft`` of a finished segment with its checksums, after every chunk was compared with its record on the
     workers; folds the records into one array."""
     job = draft.job
-    missing = set(range(job.spec.n_chunks)) - done_chunks(objects, job)
+    missing = set(range(job.spec.n_chunks)) - job.done(objects)
     if missing:
         again = f"'och verify {objects.url} --repair'" if job.generation else "'och encode'"
         again = f"'och compact {objects.url}'" if job.kept is not None and not job.generation else again
@@ -205,82 +204,56 @@ def checked_segment(objects: Objects, draft: IndexSegment, context: Context) -> 
             f"job {job.id} has {len(missing)} of {job.spec.n_chunks} chunks still to encode; nothing was published, "
             f"and what is done is kept: run {again} again"
         )
-    chunks = [(chunk, *draft.bounds(chunk)) for chunk in range(job.spec.n_chunks)]
-    tasks = [
-        CheckFinished(objects.url, job, tuple(chunks[i : i + CHUNKS_PER_CHECK]))
-        for i in range(0, len(chunks), CHUNKS_PER_CHECK)
-    ]
+    chunks = draft.chunks()
     client = None if job.spec.n_chunks * job.spec.stored_bytes <= CHECKED_HERE else context.client
-    parts = map_tasks(check_finished, tasks, client=client, name="check_finished")
-    found = [chunk for part in parts for chunk in part]
+    parts = map_tasks(
+        partial(check_finished, objects.url, job),
+        [chunks[i : i + CHUNKS_PER_CHECK] for i in range(0, len(chunks), CHUNKS_PER_CHECK)],
+        client=client,
+        name="check_finished",
+    )
+    found = [record for part in parts for record in part]
     if found:
         create_array(objects, f"{job.folder}/ones", job.ones_spec)
-        write_chunk(objects, f"{job.folder}/ones", 0, np.array([chunk.ones for chunk in found], "<i8"))
-    row_digests = None if job.whole else np.array([chunk.rows_crc for chunk in found], "<u4")
-    return replace(draft, digests=np.array([chunk.crc for chunk in found], "<u4"), row_digests=row_digests)
+        write_chunk(objects, f"{job.folder}/ones", 0, np.array([record.ones for record in found], "<i8"))
+    row_digests = None if job.whole else np.array([record.rows_crc for record in found], "<u4")
+    return replace(draft, digests=np.array([record.crc for record in found], "<u4"), row_digests=row_digests)
 
 
-@dataclass(frozen=True)
-class CheckFinished:
-    """Finished chunks of a job, each as (chunk, start, stop) with the global rows that it stands for."""
-
-    index: str
-    job: Job
-    chunks: tuple[tuple[int, int, int], ...]
+def check_finished(index: str, job: Job, chunks: Sequence[CodeChunk]) -> list[ChunkRecord]:
+    """The records of chunks whose stored bytes equal them."""
+    objects = open_objects(index)
+    return [check_chunk(objects, job, chunk) for chunk in chunks]
 
 
-class CheckedChunk(NamedTuple):
-    """crc32c of the codes and of the row numbers (0 without any) of a chunk, and its set bits (bits,)."""
-
-    crc: int
-    rows_crc: int
-    ones: np.ndarray
-
-
-def check_finished(task: CheckFinished) -> list[CheckedChunk]:
-    """What is known of chunks whose stored bytes equal their records."""
-    objects = open_objects(task.index)
-    return [check_chunk(objects, task.job, *chunk) for chunk in task.chunks]
-
-
-def check_chunk(objects: Objects, job: Job, chunk: int, start: int, stop: int) -> CheckedChunk:
-    """Read a chunk again, and compare it with its record; row numbers must ascend inside [start, stop)."""
-    record, where = read_record(objects, job, chunk), chunk_name(objects, job, chunk)
-    codes = _as_recorded(objects, job, "codes", job.spec, chunk, record.crc, where)
-    if not np.array_equal(record.ones, count_ones(codes, job.bits)):
-        raise unsound(objects, job, f"the set bits of {where} are not those of its record")
+def check_chunk(objects: Objects, job: Job, chunk: CodeChunk) -> ChunkRecord:
+    """Read a chunk again, and compare it with its record; row numbers must ascend inside the rows it stands for."""
+    record, where = read_record(objects, job, chunk), f"chunk {chunk.chunk} of job {job.id} in {objects.url}"
+    parts = {"codes": (job.spec, record.crc, where)}
     if not job.whole:
-        what = f"the array of row numbers of {where}"
-        rows = _as_recorded(objects, job, "rows", job.rows_spec, chunk, record.rows_crc, what)[:, 0]
-        if rows[0] < start or rows[-1] >= stop or np.any(rows[1:] <= rows[:-1]):
-            raise unsound(objects, job, f"the row numbers of {where} do not ascend from {start} to {stop}")
+        parts["rows"] = job.rows_spec, record.rows_crc, f"the array of row numbers of {where}"
+    found = {}
+    for part, (spec, crc, what) in parts.items():
+        stored = find_chunk(
+            objects, f"{job.folder}/{part}", chunk.chunk, stated=crc, nbytes=spec.stored_bytes, known="of its record"
+        )
+        if stored.fault is not None:
+            raise unsound(objects, job, f"{what} {stored.fault}")
+        found[part] = stored.rows(spec, chunk.chunk)
+    if not np.array_equal(record.ones, count_ones(found["codes"], job.bits)):
+        raise unsound(objects, job, f"the set bits of {where} are not those of its record")
+    if not job.whole and not ascending(found["rows"][:, 0], chunk):
+        raise unsound(objects, job, f"the row numbers of {where} do not ascend from {chunk.start} to {chunk.stop}")
     return record
 
 
-def _as_recorded(objects: Objects, job: Job, part: str, spec: ArraySpec, chunk: int, crc: int, what: str) -> np.ndarray:
-    prefix = f"{job.folder}/{part}"
-    found = find_chunk(objects, prefix, chunk, stated=crc, nbytes=spec.stored_bytes, known="of its record")
-    if found.fault is not None:
-        raise unsound(objects, job, f"{what} {found.fault}")
-    return found.rows(spec, chunk)
-
-
-def read_record(objects: Objects, job: Job, chunk: int) -> CheckedChunk:
+def read_record(objects: Objects, job: Job, chunk: CodeChunk) -> ChunkRecord:
     """The record of a finished chunk."""
     try:
-        record = dict(json.loads(objects.get(record_key(job, chunk))))
-        rows_crc = 0 if job.whole else int(record["rows_crc"])
-        found = CheckedChunk(int(record["crc"]), rows_crc, np.array(record["ones"], "<i8"))
-        if record["chunk"] != chunk or found.ones.shape != (job.bits,) or record["nbytes"] != job.spec.stored_bytes:
-            raise ValueError("it belongs elsewhere")
+        return job.read_record(objects, chunk.chunk)
     except (ValueError, KeyError, TypeError) as error:
-        where = chunk_name(objects, job, chunk)
+        where = f"chunk {chunk.chunk} of job {job.id} in {objects.url}"
         raise unsound(objects, job, f"the record of {where} is damaged ({error})") from None
-    return found
-
-
-def chunk_name(objects: Objects, job: Job, chunk: int) -> str:
-    return f"chunk {chunk} of job {job.id} in {objects.url}"
 
 
 def unsound(objects: Objects, job: Job, what: str) -> IntegrityError:

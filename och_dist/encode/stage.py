@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -13,11 +12,11 @@ from och_dist import events
 from och_dist.cluster import map_tasks
 from och_dist.encode.publication import publish_jobs
 from och_dist.errors import BadInputError, ConflictError
-from och_dist.kernels.packing import count_ones
 from och_dist.options import ExpectModel, Option, checked
 from och_dist.stage import Context, Report, Stopwatch, require_room
 from och_dist.store import (
     CHUNK_ROWS,
+    CodeChunk,
     Corpus,
     CorpusRef,
     Index,
@@ -25,10 +24,8 @@ from och_dist.store import (
     Job,
     Model,
     Objects,
-    begin_job,
     check_expected,
     copy_model,
-    done_chunks,
     find_index,
     list_jobs,
     load_model,
@@ -37,31 +34,21 @@ from och_dist.store import (
     open_corpus,
     open_objects,
     split_model_path,
-    write_codes,
 )
 
 
-@dataclass(frozen=True)
-class EncodeChunk:
-    """One output chunk. The model travels as path and address and is loaded once per worker."""
+def encode_chunk(corpus: CorpusRef, index: str, job: Job, chunk: CodeChunk) -> int:
+    """Encode the rows of one chunk, streaming corpus chunks, and store codes and record; returns the rows.
 
-    corpus: CorpusRef
-    index: str
-    job: Job
-    chunk: int
-
-
-def encode_chunk(task: EncodeChunk) -> int:
-    """Encode the rows of one chunk, streaming corpus chunks, and store codes and record; returns the rows."""
-    corpus = task.corpus.open()
-    hasher = model_on_worker(model_objects(task.index).url, task.job.model)
-    start, stop = task.job.rows(task.chunk)
-    codes = np.empty((stop - start, task.job.spec.width), np.uint8)
-    for first, block in corpus.blocks(start, stop):
+    The model travels as path and address and is loaded once per worker.
+    """
+    rows, start, stop = corpus.open(), chunk.start, chunk.stop
+    hasher = model_on_worker(model_objects(index).url, job.model)
+    codes = np.empty((stop - start, job.spec.width), np.uint8)
+    for first, block in rows.blocks(start, stop):
         codes[first - start : first - start + len(block)] = hasher.encode_block(block, first_row=first)
-    ones = count_ones(codes, task.job.bits)
-    write_codes(open_objects(task.index), task.job, task.chunk, codes, ones, corpus.digest(start, stop))
-    events.add(ones=ones.tolist())
+    record = job.write(open_objects(index), chunk.chunk, codes, rows.digest(start, stop))
+    events.add(ones=record.ones.tolist())
     return stop - start
 
 
@@ -90,12 +77,12 @@ def encode(
     events.say("sample", bits=loaded.n_bits, sample=loaded.provenance.get("sample"))
     jobs: list[Job] = []
     for job in _jobs(opened, objects, current, loaded, chunk_rows):
-        begin_job(objects, job)
+        job.begin(objects)
         copy_model(trained, address, models)  # again: 'och gc' takes a model for unused that no job has announced
         room = 3 * job.chunk_rows * job.spec.width
         require_room(opened, context, f"encoding a chunk of {job.chunk_rows} codes", extra_bytes=room)
-        task_of = partial(EncodeChunk, opened.ref, objects.url, job)
-        new_rows += run_job(objects, IndexSegment(job), encode_chunk, task_of, context, verb="encode")
+        store = partial(encode_chunk, opened.ref, objects.url, job)
+        new_rows += run_job(objects, IndexSegment(job), store, context, verb="encode")
         jobs.append(job)
     if publish and jobs:
         _check_unchanged(opened, jobs)
@@ -171,26 +158,20 @@ def _check_unchanged(corpus: Corpus, jobs: Sequence[Job]) -> None:
 
 
 def run_job(
-    objects: Objects,
-    draft: IndexSegment,
-    function: Callable[[Any], int],
-    task_of: Callable[[int], Any],
-    context: Context,
-    *,
-    verb: str,
+    objects: Objects, draft: IndexSegment, store: Callable[[CodeChunk], int], context: Context, *, verb: str
 ) -> int:
-    """Run ``function(task_of(chunk))`` for the chunks of a job that have no record yet; returns the sum of it all."""
-    done = done_chunks(objects, draft.job)
-    rows = [stop - start for start, stop in map(draft.bounds, range(draft.job.spec.n_chunks))]
+    """``store`` the chunks of a job that have no record yet; returns the sum of it all."""
+    chunks, done = draft.chunks(), draft.job.done(objects)
+    rows = [chunk.stop - chunk.start for chunk in chunks]
     advance = context.progress(verb, sum(rows))
     advance(sum(rows[chunk] for chunk in done))
     stored = map_tasks(
-        function,
-        [task_of(chunk) for chunk in range(len(rows)) if chunk not in done],
+        store,
+        [chunk for chunk in chunks if chunk.chunk not in done],
         client=context.client,
-        name=function.__name__,
+        name=f"{verb}_chunk",
         advance=advance,
-        weight=lambda task: rows[task.chunk],
+        weight=lambda chunk: rows[chunk.chunk],
         inherited=done,
     )
     return sum(stored)

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from och_dist.errors import BadInputError, IntegrityError
-from och_dist.store.arrays import ArraySpec, open_layout, read_plain_chunk
-from och_dist.store.jobs import Job
+from och_dist.kernels.packing import count_ones
+from och_dist.store.arrays import ArraySpec, create_array, open_layout, read_plain_chunk, write_chunk
 from och_dist.store.manifest import (
+    StoredArray,
     Version,
     VersionRef,
     canonical,
-    open_remembered,
     pack_numbers,
+    read_document,
     read_latest,
     read_version,
+    seal,
     sha256,
     unpack_numbers,
+    unseal,
     version_key,
 )
 from och_dist.store.model import Model, load_model
@@ -32,6 +37,157 @@ from och_dist.store.tombstones import Tombstones, check_tombstones, deleted_rows
 
 CHUNK_ROWS = 65_536
 MODELS = "models"
+
+
+class ChunkRecord(NamedTuple):
+    """What is known of a finished chunk: crc32c of its codes and of its row numbers (0 without any), and its set bits
+    (bits,)."""
+
+    crc: int
+    rows_crc: int
+    ones: np.ndarray
+
+
+@dataclass(frozen=True)
+class CodeChunk:
+    """Where one chunk of codes lies, its segment by place, and which global rows it stands for."""
+
+    segment: int
+    chunk: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """The work behind a segment: encoding corpus rows [start, stop) with one model; ``id`` is a function of just that.
+
+    With ``kept`` it is a compaction: the work of merging the codes of these rows, of which so many are left. Its
+    ``input`` stands for the codes that were merged and the rows that were dropped.
+    """
+
+    model: str
+    bits: int
+    start: int
+    stop: int
+    chunk_rows: int
+    input: str
+    generation: int = 0
+    kept: int | None = None
+
+    @property
+    def id(self) -> str:
+        return sha256(f"{self.model} {self.input} {self.start} {self.stop} {self.chunk_rows}".encode())[:16]
+
+    @property
+    def folder(self) -> str:
+        return f"segments/{self.id}.{self.generation}"
+
+    @property
+    def stored_rows(self) -> int:
+        return self.stop - self.start if self.kept is None else self.kept
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is a code for every row."""
+        return self.stored_rows == self.stop - self.start
+
+    @property
+    def spec(self) -> ArraySpec:
+        """Layout of the codes."""
+        return ArraySpec(self.stored_rows, -(-self.bits // 8), "|u1", self.chunk_rows)
+
+    @property
+    def rows_spec(self) -> ArraySpec:
+        """Layout of the row numbers beside the codes, where some rows were dropped."""
+        return ArraySpec(self.stored_rows, 1, "<i8", self.chunk_rows)
+
+    @property
+    def ones_spec(self) -> ArraySpec:
+        """Layout of the folded records: one chunk with the set bits of every chunk of codes."""
+        return ArraySpec(self.spec.n_chunks, self.bits, "<i8", self.spec.n_chunks)
+
+    def record_key(self, chunk: int) -> str:
+        return f"{self.folder}/done/{chunk:08d}.json"
+
+    def begin(self, objects: Objects) -> None:
+        """Announce the job and lay out its arrays; again is fine."""
+        objects.put(f"{self.folder}/job.json", seal(self.to_json()))
+        if self.stored_rows:
+            create_array(objects, f"{self.folder}/codes", self.spec)
+            if not self.whole:
+                create_array(objects, f"{self.folder}/rows", self.rows_spec)
+
+    def write(
+        self, objects: Objects, chunk: int, codes: np.ndarray, source: str, *, rows: np.ndarray | None = None
+    ) -> ChunkRecord:
+        """Store one chunk of codes, with its row numbers (m,) where some were dropped, and then its record, which
+        names the ``source`` that it was made from.
+
+        All of it is put-if-absent, so every attempt ends in the same bytes.
+        """
+        ones = count_ones(codes, self.bits)
+        record = {"chunk": chunk, "input": source, "ones": ones.tolist()}
+        if rows is not None:
+            record["rows_crc"] = write_chunk(objects, f"{self.folder}/rows", chunk, rows.reshape(-1, 1)).crc
+        written = write_chunk(objects, f"{self.folder}/codes", chunk, codes)
+        record |= {"nbytes": written.nbytes, "crc": written.crc}
+        objects.put(self.record_key(chunk), canonical(record))
+        return ChunkRecord(written.crc, record.get("rows_crc", 0), ones)
+
+    def read_record(self, objects: Objects, chunk: int) -> ChunkRecord:
+        """The record of a finished chunk; ValueError, KeyError or TypeError if it is none of this chunk."""
+        record = dict(json.loads(objects.get(self.record_key(chunk))))
+        rows_crc = 0 if self.whole else int(record["rows_crc"])
+        found = ChunkRecord(int(record["crc"]), rows_crc, np.array(record["ones"], "<i8"))
+        if record["chunk"] != chunk or found.ones.shape != (self.bits,) or record["nbytes"] != self.spec.stored_bytes:
+            raise ValueError("it belongs elsewhere")
+        return found
+
+    def done(self, objects: Objects) -> set[int]:
+        """Numbers of the chunks that have a completion record."""
+        names = (key.rpartition("/")[2].removesuffix(".json") for key, _, _ in objects.list(f"{self.folder}/done"))
+        numbers = {int(name) for name in names if name.isascii() and name.isdigit()}
+        return {number for number in numbers if number < self.spec.n_chunks}
+
+    @classmethod
+    def read(cls, objects: Objects, folder: str) -> Job | None:
+        """The job of a segment folder, None if its announcement is not there (yet, or any more)."""
+        where = f"{objects.url}/{folder}/job.json"
+        data = read_document(objects, f"{folder}/job.json")
+        if data is None:
+            return None
+        job = cls.from_json(unseal(data, where), where)
+        if job.folder != folder:
+            raise IntegrityError(
+                f"{where} announces {job.folder}; it was copied or renamed: remove the folder {folder}"
+            )
+        return job
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any], where: str) -> Job:
+        try:
+            job = cls(
+                model=str(body["model"]),
+                input=str(body["input"]),
+                kept=int(body["kept"]) if "kept" in body else None,
+                **{name: int(body[name]) for name in ("bits", "start", "stop", "chunk_rows", "generation")},
+            )
+            ranges = 0 <= job.start < job.stop and 0 <= job.stored_rows <= job.stop - job.start
+            if not (ranges and job.chunk_rows > 0 and job.bits > 0 and job.generation >= 0):
+                raise ValueError(f"{job}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"{where} does not describe a job ({error}); run 'och verify'") from None
+        return job
+
+
+def list_jobs(objects: Objects) -> list[Job]:
+    """Every job that has a folder, published or not."""
+    jobs = (Job.read(objects, f"segments/{name}") for name in objects.folders("segments"))
+    return [job for job in jobs if job is not None]
 
 
 @dataclass(frozen=True)
@@ -66,12 +222,13 @@ class IndexSegment:
         """(start, stop, digest of the vectors) of all rows, as they were encoded."""
         return self.sources or ((self.start, self.stop, self.job.input),)
 
-    def bounds(self, chunk: int) -> tuple[int, int]:
-        """The global rows [start, stop) that a chunk stands for; deleted ones among them may have no code."""
-        if self.starts is None:
-            return self.job.rows(chunk)
-        last = chunk + 1 == len(self.starts)
-        return int(self.starts[chunk]), self.stop if last else int(self.starts[chunk + 1])
+    def chunks(self, place: int = 0) -> list[CodeChunk]:
+        """The chunks, with the rows that each stands for; deleted ones among them may have no code."""
+        firsts = range(self.start, self.stop, self.job.chunk_rows) if self.starts is None else self.starts.tolist()
+        return [
+            CodeChunk(place, chunk, start, stop)
+            for chunk, (start, stop) in enumerate(itertools.pairwise([*firsts, self.stop]))
+        ]
 
     def to_json(self) -> dict[str, Any]:
         body = {"job": self.job.id, **self.job.to_json(), "digests": pack_numbers(self.digests)}
@@ -111,16 +268,6 @@ class IndexSegment:
 
 
 @dataclass(frozen=True)
-class CodeChunk:
-    """Where one chunk of codes lies and which global rows it stands for."""
-
-    segment: int
-    chunk: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
 class Index(Version):
     """One version of an index."""
 
@@ -135,9 +282,8 @@ class Index(Version):
     tombstones: tuple[Tombstones, ...] = ()
 
     @cached_property
-    def ref(self) -> IndexRef:
-        """What a task carries to a worker in place of all this."""
-        return IndexRef(self.url, self.version, sha256(canonical(self.to_json())))
+    def fingerprint(self) -> str:
+        return sha256(canonical(self.to_json()))
 
     @property
     def live_rows(self) -> int:
@@ -166,14 +312,16 @@ class Index(Version):
     def _tombstones(self) -> dict[int, Tombstones]:
         return {entry.number: entry for entry in self.tombstones}
 
+    def arrays(self) -> Iterator[StoredArray]:
+        for part in (part for part in self.segments if part.job.stored_rows):
+            yield f"{part.folder}/codes", part.job.spec, part.digests
+            if part.row_digests is not None:
+                yield f"{part.folder}/rows", part.job.rows_spec, part.row_digests
+
     @cached_property
     def chunks(self) -> tuple[CodeChunk, ...]:
         """All chunks in row order."""
-        return tuple(
-            CodeChunk(number, chunk, *segment.bounds(chunk))
-            for number, segment in enumerate(self.segments)
-            for chunk in range(segment.job.spec.n_chunks)
-        )
+        return tuple(chunk for place, segment in enumerate(self.segments) for chunk in segment.chunks(place))
 
     def chunks_between(self, start: int, stop: int) -> tuple[CodeChunk, ...]:
         """The chunks that stand for any of the global rows [start, stop)."""
@@ -192,7 +340,7 @@ class Index(Version):
         if segment.row_digests is None or high - low == chunk.stop - chunk.start:
             return None
         rows = self._read("rows", segment.job.rows_spec, chunk, segment.row_digests)[:, 0]
-        if rows[0] < chunk.start or rows[-1] >= chunk.stop or np.any(rows[1:] <= rows[:-1]):
+        if not ascending(rows, chunk):
             raise IntegrityError(
                 f"the row numbers of chunk {chunk.chunk} of {self.url}/{segment.folder} are damaged; "
                 "'och verify --repair' mends them"
@@ -258,6 +406,17 @@ class Index(Version):
         }
 
     @classmethod
+    def open(cls, url: str, version: int | None = None) -> Index:
+        """Open an index, its newest version unless one is named."""
+        objects = open_objects(url)
+        body = read_latest(objects) if version is None else read_version(objects, version)
+        if body is None:
+            raise BadInputError(
+                f"{objects.url} holds no published index; make one with 'och encode CORPUS {objects.url}'"
+            )
+        return cls.from_json(objects.url, body)
+
+    @classmethod
     def _parse(cls, url: str, body: dict[str, Any], where: str) -> Index:
         segments = tuple(IndexSegment.from_json(entry, where) for entry in body["segments"])
         gone = tuple(Tombstones.from_json(entry) for entry in body.get("tombstones", ()))
@@ -274,6 +433,11 @@ class Index(Version):
             )
 
 
+def ascending(rows: np.ndarray, chunk: CodeChunk) -> bool:
+    """Whether row numbers (m,) ascend inside the rows that a chunk stands for."""
+    return bool(chunk.start <= rows[0] and rows[-1] < chunk.stop and np.all(rows[:-1] < rows[1:]))
+
+
 def model_objects(index_url: str) -> Objects:
     """The model store inside an index."""
     return open_objects(f"{str(index_url).rstrip('/')}/{MODELS}")
@@ -285,24 +449,8 @@ def _check_layout(url: str, prefix: str, spec: ArraySpec) -> None:
     open_layout(open_objects(url), prefix, spec)
 
 
-def open_version(url: str, version: int | None = None) -> Index:
-    """Open an index, its newest version unless one is named."""
-    objects = open_objects(url)
-    body = read_latest(objects) if version is None else read_version(objects, version)
-    if body is None:
-        raise BadInputError(f"{objects.url} holds no published index; make one with 'och encode CORPUS {objects.url}'")
-    return Index.from_json(objects.url, body)
-
-
-find_index = Index.find
-
-
-class IndexRef(VersionRef):
-    """An index version as tasks carry it."""
-
-    def open(self) -> Index:
-        index: Index = open_remembered(self, open_version)
-        return index
+open_version, find_index = Index.open, Index.find
+IndexRef = VersionRef[Index]
 
 
 def next_version(index: Index | None, segments: tuple[IndexSegment, ...], corpus: dict[str, Any], url: str) -> Index:

@@ -20,7 +20,7 @@ import numpy as np
 
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.store.arrays import ArraySpec, create_array, open_array, read_rows, write_chunk
-from och_dist.store.ids import ids_text
+from och_dist.store.corpus import ids_text
 from och_dist.store.manifest import canonical, read_document, seal, unseal
 from och_dist.store.objects import LocalObjects, replacing
 

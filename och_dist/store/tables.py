@@ -19,7 +19,7 @@ import numpy as np
 from och_dist.errors import IntegrityError
 from och_dist.store.arrays import ArraySpec, create_array, find_chunk, open_layout, write_chunk
 from och_dist.store.index import CodeChunk, Index
-from och_dist.store.manifest import pack_numbers, read_document, seal, unseal
+from och_dist.store.manifest import StoredArray, pack_numbers, read_document, seal, unseal
 from och_dist.store.objects import Objects
 
 if TYPE_CHECKING:  # and else by the functions that compute with tables: Numba takes 60 MB, which few workers need
@@ -204,8 +204,8 @@ def _damaged(index: Index, part: TablePartition, what: str) -> IntegrityError:
     )
 
 
-def table_arrays(index: Index, segment: int) -> Iterator[tuple[str, ArraySpec, np.ndarray]]:
-    """(folder, layout, checksums) of every stored array of the tables of a segment."""
+def table_arrays(index: Index, segment: int) -> Iterator[StoredArray]:
+    """Every array of the tables of a segment."""
     for part in itertools.chain.from_iterable(_stored_cuts(index, segment)):
         digests = read_record(index, part)
         if digests is not None:

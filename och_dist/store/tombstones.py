@@ -48,6 +48,10 @@ class Tombstones:
     def start(self) -> int:
         return self.number * RANGE_ROWS
 
+    @property
+    def stop(self) -> int:
+        return self.start + RANGE_ROWS
+
     def to_json(self) -> dict[str, Any]:
         return {"range": self.number, "digest": self.digest, "deleted": self.deleted, "since": self.since}
 
@@ -98,7 +102,7 @@ def deleted_rows(url: str, listed: Mapping[int, Tombstones], start: int, stop: i
     for number in range(start // RANGE_ROWS, -(-stop // RANGE_ROWS)):
         if (entry := listed.get(number)) is None:
             continue
-        low, high = max(start, entry.start), min(stop, entry.start + RANGE_ROWS)
+        low, high = max(start, entry.start), min(stop, entry.stop)
         mask = _unpacked(remembered_bitmap(url, entry), low - entry.start, high - entry.start)
         if mask.any():
             found = np.zeros(stop - start, bool) if found is None else found

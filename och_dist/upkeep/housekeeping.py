@@ -17,7 +17,6 @@ from och_dist.store import (
     LocalObjects,
     Objects,
     check_expected,
-    done_chunks,
     find_index,
     list_jobs,
     load_model,
@@ -118,7 +117,7 @@ def status(index: str) -> Report:
         chunks = done = job.spec.n_chunks
         state = "published" if job.folder in published else "superseded"
         if job.folder not in published | earlier:
-            done = len(done_chunks(objects, job))
+            done = len(job.done(objects))
             state = "finished" if done == chunks else "unfinished"
         kind, rows = "encode" if job.kept is None else "compact", [job.start, job.stop]
         jobs.append(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -23,15 +24,12 @@ from och_dist.store import (
     Tombstones,
     Version,
     chunk_key,
-    done_chunks,
     find_chunk,
-    ids_prefix,
     load_model,
     model_objects,
     open_layout,
     open_objects,
     read_bitmap,
-    read_job,
     read_rows,
     read_version,
     table_arrays,
@@ -42,7 +40,6 @@ from och_dist.store import (
 OBJECTS_PER_TASK = 16
 ANNOUNCEMENT = "job.json"
 
-Array = tuple[str, ArraySpec, Any]
 T = TypeVar("T")
 
 
@@ -110,6 +107,15 @@ class Scan:
         return [damage for damage in self.damage if damage not in superseded]
 
 
+@contextlib.contextmanager
+def noted(damage: list[Damage], place: str) -> Iterator[None]:
+    """An error of ours becomes a fault at ``place``."""
+    try:
+        yield
+    except OchError as error:
+        damage.append(Damage(str(error), place))
+
+
 def find_damage(path: str, context: Context) -> Scan:
     """Look at every version at ``path``, at all that they list, and at the jobs beside them."""
     objects = open_objects(path)
@@ -121,60 +127,28 @@ def find_damage(path: str, context: Context) -> Scan:
     ]  # gc removes the oldest only
     opened: list[Version] = []
     for number in numbers:
-        found = attempt(damage, version_key(number), partial(open_any, path, number))
-        if found is not None:
-            opened.append(found)
+        with noted(damage, version_key(number)):
+            opened.append(open_any(path, number))
     indexes = [version for version in opened if isinstance(version, Index)]
     if not damage and indexes:
         damage += lost_jobs(objects)
     for model in sorted({index.model for index in indexes}):
-        attempt(damage, f"{MODELS}/{model}", partial(load_model, model_objects(objects.url), model))
-    arrays = {prefix: (spec, digests) for version in opened for prefix, spec, digests in _arrays(version)}
+        with noted(damage, f"{MODELS}/{model}"):
+            load_model(model_objects(objects.url), model)
+    arrays = {prefix: (spec, digests) for version in opened for prefix, spec, digests in version.arrays()}
     for index in indexes:
         for number, segment in enumerate(index.segments):
-            job = segment.job
-            tables = attempt(damage, f"{job.folder}/{TABLES}", partial(table_arrays, index, number))
-            arrays |= {prefix: (spec, digests) for prefix, spec, digests in tables or ()}  # none where one is damaged
-            attempt(damage, f"{job.folder}/{ANNOUNCEMENT}", partial(_check_announcement, objects, job))
-            if job.stored_rows:
-                attempt(damage, f"{job.folder}/ones", partial(_check_ones, objects, job))
+            with noted(damage, f"{segment.folder}/{TABLES}"):  # none of them is looked at where a record is damaged
+                arrays |= {prefix: (spec, digests) for prefix, spec, digests in table_arrays(index, number)}
+            _check_job(objects, segment.job, damage)
     for prefix, (spec, _) in arrays.items():
-        attempt(damage, prefix, partial(open_layout, objects, prefix, spec))
+        with noted(damage, prefix):
+            open_layout(objects, prefix, spec)
     bitmaps = sorted({entry for index in indexes for entry in index.tombstones}, key=lambda entry: entry.key)
     damage += _compare(objects.url, arrays, bitmaps, context)
     chunks = sum(len(digests) for _, digests in arrays.values())
     # A segment that several versions list is looked at once for each of them.
     return Scan(objects.url, tuple(numbers), tuple(opened), tuple(dict.fromkeys(damage)), chunks)
-
-
-def _compare(
-    url: str, arrays: dict[str, tuple[ArraySpec, Any]], bitmaps: list[Tombstones], context: Context
-) -> list[Damage]:
-    """Read all chunks and bitmaps on the workers."""
-    tasks = [
-        VerifyObjects(url, prefix, group)
-        for prefix, (_, digests) in arrays.items()
-        for group in _groups(list(enumerate(digests.tolist())))
-    ]
-    tasks += [VerifyObjects(url, bitmaps=group) for group in _groups(bitmaps)]
-    found = map_tasks(
-        verify_objects,
-        tasks,
-        client=context.client,
-        name="verify_objects",
-        advance=context.progress("verify", sum(len(task.chunks) for task in tasks)),
-        weight=lambda task: len(task.chunks),
-    )
-    return [fault for faults in found for fault in faults]
-
-
-def attempt(damage: list[Damage], place: str, action: Callable[[], Any]) -> Any:
-    """What ``action`` returns; None, with its error added to ``damage``, if it raises one of ours."""
-    try:
-        return action()
-    except OchError as error:
-        damage.append(Damage(str(error), place))
-        return None
 
 
 def open_any(path: str, number: int) -> Version:
@@ -189,57 +163,60 @@ def open_any(path: str, number: int) -> Version:
     )
 
 
-def _arrays(version: Version) -> Iterable[Array]:
-    """(folder, layout, checksums) of every array of a version."""
-    if isinstance(version, Corpus):
-        for segment in version.segments:
-            rows = segment.stop - segment.start
-            yield segment.prefix, ArraySpec(rows, version.dim, version.dtype, segment.chunk_rows), segment.digests
-            if segment.ids_spec is not None:
-                yield ids_prefix(segment.id), segment.ids_spec, segment.id_digests
-    else:
-        for part in (part for part in version.segments if part.job.stored_rows):
-            yield f"{part.folder}/codes", part.job.spec, part.digests
-            if part.row_digests is not None:
-                yield f"{part.folder}/rows", part.job.rows_spec, part.row_digests
+def _check_job(objects: Objects, job: Job, damage: list[Damage]) -> None:
+    """The announcement of a job and its folded records."""
+    with noted(damage, f"{job.folder}/{ANNOUNCEMENT}"):
+        if Job.read(objects, job.folder) != job:
+            raise IntegrityError(
+                f"{job.folder}/{ANNOUNCEMENT} is missing or announces another job; 'och verify --repair' restores it"
+            )
+    if job.stored_rows:
+        ones = f"{job.folder}/ones"
+        with noted(damage, ones):
+            read_rows(open_layout(objects, ones, job.ones_spec), 0, job.spec.n_chunks)
 
 
-def _check_announcement(objects: Objects, job: Job) -> None:
-    if read_job(objects, job.folder) != job:
-        raise IntegrityError(
-            f"{job.folder}/{ANNOUNCEMENT} is missing or announces another job; 'och verify --repair' restores it"
-        )
+def _compare(
+    url: str, arrays: dict[str, tuple[ArraySpec, Any]], bitmaps: list[Tombstones], context: Context
+) -> list[Damage]:
+    """Read all chunks and bitmaps on the workers."""
+    found = map_tasks(
+        partial(verify_chunks, url),
+        [
+            (prefix, group)
+            for prefix, (_, digests) in arrays.items()
+            for group in _groups(list(enumerate(digests.tolist())))
+        ],
+        client=context.client,
+        name="verify_chunks",
+        advance=context.progress("verify", sum(len(digests) for _, digests in arrays.values())),
+        weight=lambda task: len(task[1]),
+    )
+    found += map_tasks(partial(verify_bitmaps, url), _groups(bitmaps), client=context.client, name="verify_bitmaps")
+    return [fault for faults in found for fault in faults]
 
 
-def _check_ones(objects: Objects, job: Job) -> None:
-    read_rows(open_layout(objects, f"{job.folder}/ones", job.ones_spec), 0, job.spec.n_chunks)
-
-
-@dataclass(frozen=True)
-class VerifyObjects:
-    """Chunks of one array with the checksums that the manifest states for them, or bitmaps of deleted rows."""
-
-    url: str
-    prefix: str = ""
-    chunks: tuple[tuple[int, int], ...] = ()
-    bitmaps: tuple[Tombstones, ...] = ()
-
-
-def verify_objects(task: VerifyObjects) -> list[Damage]:
-    """Every object whose bytes are not those that were published."""
-    objects = open_objects(task.url)
-    damage: list[Damage] = []
-    for chunk, stated in task.chunks:
-        fault = find_chunk(objects, task.prefix, chunk, stated=stated).fault
+def verify_chunks(url: str, task: tuple[str, Sequence[tuple[int, int]]]) -> list[Damage]:
+    """The (number, checksum) of chunks of one array whose bytes are not those that were published, as faults."""
+    objects, damage, (prefix, chunks) = open_objects(url), [], task
+    for chunk, stated in chunks:
+        fault = find_chunk(objects, prefix, chunk, stated=stated).fault
         if fault is not None:
-            damage.append(Damage(f"chunk {chunk} of {task.prefix} {fault}", task.prefix, chunk))
-    for entry in task.bitmaps:
-        attempt(damage, entry.key, partial(read_bitmap, objects, entry))
+            damage.append(Damage(f"chunk {chunk} of {prefix} {fault}", prefix, chunk))
     return damage
 
 
-def _groups(items: list[T]) -> list[tuple[T, ...]]:
-    return [tuple(items[i : i + OBJECTS_PER_TASK]) for i in range(0, len(items), OBJECTS_PER_TASK)]
+def verify_bitmaps(url: str, bitmaps: Sequence[Tombstones]) -> list[Damage]:
+    """The bitmaps of deleted rows that are not those that were published, as faults."""
+    damage: list[Damage] = []
+    for entry in bitmaps:
+        with noted(damage, entry.key):
+            read_bitmap(open_objects(url), entry)
+    return damage
+
+
+def _groups(items: Sequence[T]) -> list[Sequence[T]]:
+    return [items[i : i + OBJECTS_PER_TASK] for i in range(0, len(items), OBJECTS_PER_TASK)]
 
 
 def lost_jobs(objects: Objects) -> list[Damage]:
@@ -247,9 +224,10 @@ def lost_jobs(objects: Objects) -> list[Damage]:
     damage: list[Damage] = []
     suspects = {}
     for folder in (f"segments/{name}" for name in objects.folders("segments")):
-        job = attempt(damage, f"{folder}/{ANNOUNCEMENT}", partial(read_job, objects, folder))
-        if job is not None and _was_published(objects, job):
-            suspects[folder] = job.id
+        with noted(damage, f"{folder}/{ANNOUNCEMENT}"):
+            job = Job.read(objects, folder)
+            if job is not None and _was_published(objects, job):
+                suspects[folder] = job.id
     listed: set[str] = set()
     for number in version_numbers(objects):  # read after the jobs: one may have been published meanwhile
         listed |= open_any(objects.url, number).folders
@@ -261,9 +239,7 @@ def lost_jobs(objects: Objects) -> list[Damage]:
 
 
 def _was_published(objects: Objects, job: Job) -> bool:
-    if objects.size(f"{job.folder}/{COLLECTED}") is not None or any(
-        True for _ in objects.list(f"{job.folder}/{CLAIMS}")
-    ):
+    if objects.size(f"{job.folder}/{COLLECTED}") is not None or any(objects.list(f"{job.folder}/{CLAIMS}")):
         return False
     folded = objects.size(chunk_key(f"{job.folder}/ones", 0)) is not None
-    return folded and len(done_chunks(objects, job)) < job.spec.n_chunks
+    return folded and len(job.done(objects)) < job.spec.n_chunks

@@ -26,7 +26,7 @@ from och_dist.store import (
     unseal,
     version_numbers,
 )
-from och_dist.upkeep.integrity import Damage, Scan, attempt, find_damage, lost_jobs
+from och_dist.upkeep.integrity import Damage, Scan, find_damage, lost_jobs, noted
 from och_dist.upkeep.repair import repair_index
 
 LISTED = 20
@@ -162,9 +162,11 @@ def _verify_unversioned(watch: Stopwatch, objects: Objects, context: Context) ->
     if models := [name for name in objects.folders("") if is_address(name)]:
         damage: list[Damage] = []
         for name in models:
-            attempt(damage, name, partial(load_model, objects, name))
-        for key in (key for key, _, _ in objects.list("trained")):
-            attempt(damage, key, partial(_check_trained, objects, key))
+            with noted(damage, name):
+                load_model(objects, name)
+        for key, _, _ in objects.list("trained"):
+            with noted(damage, key):
+                unseal(objects.get(key), f"{objects.url}/{key}")
         if damage:
             raise IntegrityError(f"{_listing(damage, objects.url)} {remedy}")
         return watch.report(path=objects.url, versions=[], chunks=0, models=len(models), damaged=0)
@@ -179,10 +181,6 @@ def _verify_unversioned(watch: Stopwatch, objects: Objects, context: Context) ->
     parts = corpus.partitions()
     rows = map_tasks(partial(read_partition, corpus.ref), parts, client=context.client, name="read_partition")
     return watch.report(path=corpus.url, versions=[], chunks=len(parts), rows=sum(rows), damaged=0)
-
-
-def _check_trained(objects: Objects, key: str) -> None:
-    unseal(objects.get(key), f"{objects.url}/{key}")
 
 
 def read_partition(corpus: CorpusRef, rows: tuple[int, int]) -> int:
