@@ -30,6 +30,7 @@ from och_dist.store.corpus import (
     vectors_prefix,
 )
 from och_dist.store.index import (
+    ANNOUNCEMENT,
     CHUNK_ROWS,
     MODELS,
     ChunkRecord,
@@ -46,6 +47,7 @@ from och_dist.store.index import (
     open_version,
 )
 from och_dist.store.manifest import (
+    StoredArray,
     Version,
     canonical,
     commit,
@@ -95,4 +97,4 @@ from och_dist.store.tables import (
     table_arrays,
     write_tables,
 )
-from och_dist.store.tombstones import RANGE_ROWS, Tombstones, put_bitmap, read_bitmap, stored_bitmaps
+from och_dist.store.tombstones import Tombstones, put_bitmap, read_bitmap, row_ranges, stored_bitmaps

@@ -22,13 +22,12 @@ from och_dist.store.manifest import (
     VersionRef,
     canonical,
     pack_numbers,
-    read_document,
     read_latest,
+    read_sealed,
     read_version,
     seal,
     sha256,
     unpack_numbers,
-    unseal,
     version_key,
 )
 from och_dist.store.model import Model, load_model
@@ -37,6 +36,7 @@ from och_dist.store.tombstones import Tombstones, check_tombstones, deleted_rows
 
 CHUNK_ROWS = 65_536
 MODELS = "models"
+ANNOUNCEMENT = "job.json"
 
 
 class ChunkRecord(NamedTuple):
@@ -112,7 +112,7 @@ class Job:
 
     def begin(self, objects: Objects) -> None:
         """Announce the job and lay out its arrays; again is fine."""
-        objects.put(f"{self.folder}/job.json", seal(self.to_json()))
+        objects.put(f"{self.folder}/{ANNOUNCEMENT}", seal(self.to_json()))
         if self.stored_rows:
             create_array(objects, f"{self.folder}/codes", self.spec)
             if not self.whole:
@@ -153,11 +153,11 @@ class Job:
     @classmethod
     def read(cls, objects: Objects, folder: str) -> Job | None:
         """The job of a segment folder, None if its announcement is not there (yet, or any more)."""
-        where = f"{objects.url}/{folder}/job.json"
-        data = read_document(objects, f"{folder}/job.json")
-        if data is None:
+        where = f"{objects.url}/{folder}/{ANNOUNCEMENT}"
+        body = read_sealed(objects, f"{folder}/{ANNOUNCEMENT}")
+        if body is None:
             return None
-        job = cls.from_json(unseal(data, where), where)
+        job = cls.from_json(body, where)
         if job.folder != folder:
             raise IntegrityError(
                 f"{where} announces {job.folder}; it was copied or renamed: remove the folder {folder}"

@@ -92,16 +92,21 @@ def read_document(objects: Objects, key: str) -> bytes | None:
     return None if size is None else objects.read(key)
 
 
+def read_sealed(objects: Objects, key: str) -> dict[str, Any] | None:
+    """The body of a sealed object; None if it is absent."""
+    data = read_document(objects, key)
+    return None if data is None else unseal(data, f"{objects.url}/{key}")
+
+
 def read_version(objects: Objects, number: int) -> dict[str, Any]:
     """The manifest of one version; it must state that number itself."""
-    data = read_document(objects, version_key(number))
-    if data is None:
+    body = read_sealed(objects, version_key(number))
+    if body is None:
         present = version_numbers(objects)
         raise IntegrityError(
             f"version {number} of {objects.url} is not there (it may have been collected); "
             f"present: {', '.join(map(str, present)) or 'none'}"
         )
-    body = unseal(data, f"{objects.url}/{version_key(number)}")
     if body.get("version") != number:
         raise IntegrityError(
             f"{objects.url}/{version_key(number)} is the manifest of version {body.get('version')!r}; "

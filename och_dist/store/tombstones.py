@@ -11,7 +11,7 @@ before that, a delete may be about to list it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -60,14 +60,21 @@ class Tombstones:
         return cls(int(entry["range"]), str(entry["digest"]), int(entry["deleted"]), int(entry.get("since", 0)))
 
 
+def row_ranges(rows: int) -> Iterator[tuple[int, int, int]]:
+    """(number, start, stop) of the ranges that hold the first ``rows`` rows, the last one as long as all others."""
+    for number in range(-(-rows // RANGE_ROWS)):
+        yield number, number * RANGE_ROWS, (number + 1) * RANGE_ROWS
+
+
 def check_tombstones(listed: Sequence[Tombstones], rows: int, where: str) -> None:
     """:class:`IntegrityError` unless the ranges ascend, lie inside ``rows`` and hold as many rows as they can."""
     numbers = [entry.number for entry in listed]
-    sound = numbers == sorted(set(numbers)) and all(
-        re.fullmatch("[0-9a-f]{64}", entry.digest) and 0 < entry.deleted <= min(RANGE_ROWS, rows - entry.start)
+    if numbers != sorted(set(numbers)) or not all(
+        re.fullmatch("[0-9a-f]{64}", entry.digest)
+        and 0 < entry.deleted <= min(RANGE_ROWS, rows - entry.start)
+        and min(entry.number, entry.since) >= 0
         for entry in listed
-    )
-    if not sound or any(entry.number < 0 or entry.since < 0 for entry in listed):
+    ):
         raise IntegrityError(f"{where} lists impossible tombstones; restore the manifest from a copy")
 
 

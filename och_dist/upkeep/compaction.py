@@ -18,7 +18,6 @@ from och_dist.options import Option, checked
 from och_dist.stage import WORKING_BYTES, Context, Report, Stopwatch
 from och_dist.store import (
     CHUNK_ROWS,
-    RANGE_ROWS,
     CodeChunk,
     Index,
     IndexRef,
@@ -29,6 +28,7 @@ from och_dist.store import (
     open_objects,
     open_version,
     pack_numbers,
+    row_ranges,
     sha256,
 )
 
@@ -133,9 +133,9 @@ def chunk_starts(index: Index, chunk_rows: int) -> np.ndarray:
     """(chunks,) int64: 0, and the global row of every ``chunk_rows``-th row that is not deleted."""
     starts = np.zeros(-(-index.live_rows // chunk_rows), np.int64)
     seen, chunk = 0, 1
-    for low in range(0, index.rows, RANGE_ROWS):  # one bitmap at a time
-        high = min(low + RANGE_ROWS, index.rows)
-        live = high - low - index.deleted_in(low // RANGE_ROWS)
+    for number, low, stop in row_ranges(index.rows):  # one bitmap at a time
+        high = min(stop, index.rows)
+        live = high - low - index.deleted_in(number)
         last = min(-(-(seen + live) // chunk_rows), len(starts))  # chunks that begin before the end of this range
         if chunk < last:
             places = np.arange(chunk, last) * chunk_rows - seen

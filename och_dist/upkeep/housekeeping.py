@@ -31,7 +31,7 @@ from och_dist.store import (
     version_numbers,
 )
 from och_dist.upkeep.compaction import compaction_input
-from och_dist.upkeep.integrity import open_any
+from och_dist.upkeep.verification import open_any
 
 LITTER_SECONDS = 24 * 3600
 

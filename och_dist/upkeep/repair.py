@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from och_dist.encode import check_unmarked, checked_segment, claimed, clear_left
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError, OchError
 from och_dist.stage import Context, require_room
 from och_dist.store import (
+    ANNOUNCEMENT,
     TABLES,
     ArraySpec,
     CodeChunk,
@@ -45,7 +47,9 @@ from och_dist.store import (
     sha256,
     version_numbers,
 )
-from och_dist.upkeep.integrity import ANNOUNCEMENT, Scan
+
+if TYPE_CHECKING:
+    from och_dist.upkeep.verification import Scan
 
 GENERATIONS = 20
 PARTS = ("codes", "rows", "ones")

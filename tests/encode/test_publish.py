@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from och_dist.encode.publication import publish
-from och_dist.encode.stage import encode
+from och_dist.encode.stage import encode, publish
 from och_dist.errors import ConflictError, IncompleteError, IntegrityError, OchError, UsageError
 from och_dist.store.arrays import open_array, read_rows
 from och_dist.store.index import find_index, open_version

@@ -13,7 +13,7 @@ import pytest
 import zarr
 from zarr.codecs import Crc32cCodec
 
-from och_dist.encode import publication as publish
+from och_dist.encode import stage as publish
 from och_dist.store import arrays, corpus, index
 from och_dist.store.objects import BucketObjects, LocalObjects, Objects
 

@@ -10,17 +10,13 @@ import pytest
 
 from och_dist.store import tombstones
 from och_dist.store.index import Index, open_version
-from och_dist.upkeep import compaction as compact_stage
-from och_dist.upkeep import deletion as delete_stage
-from och_dist.upkeep import repair as repair_stage
 
 
 @contextmanager
 def small_ranges(rows: int = 64) -> Iterator[None]:
     """Bitmaps of so few rows that a small index has several."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (tombstones, delete_stage, compact_stage, repair_stage):
-            patch.setattr(module, "RANGE_ROWS", rows)
+        patch.setattr(tombstones, "RANGE_ROWS", rows)
         patch.setattr(tombstones, "BITMAP_BYTES", rows // 8)
         tombstones.remembered_bitmap.cache_clear()
         yield

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.encode import stage as encoding
-from och_dist.encode.publication import publish
-from och_dist.encode.stage import encode
+from och_dist.encode.stage import encode, publish
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.evaluate.exact import truth
 from och_dist.evaluate.stage import evaluate
