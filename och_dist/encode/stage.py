@@ -288,10 +288,9 @@ def publish_segments(objects: Objects, jobs: Sequence[Job], change: Callable[[In
         return commit(objects, find_index, checked_change)[1]
 
 
-def clear_leftovers(objects: Objects, job: Job) -> None:
+def clear_leftovers(objects: Objects, job: Job) -> int:
     """Drop the records and claims beside codes that are published: their set bits are folded into one array."""
-    for leftover in ("done", CLAIMS):
-        objects.delete_below(f"{job.folder}/{leftover}")
+    return sum(objects.delete_below(f"{job.folder}/{leftover}") for leftover in ("done", CLAIMS))
 
 
 @contextlib.contextmanager

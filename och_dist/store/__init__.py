@@ -39,12 +39,17 @@ from och_dist.store.index import (
     IndexRef,
     IndexSegment,
     Job,
+    Tombstones,
     ascending,
     find_index,
     list_jobs,
     model_objects,
     next_version,
     open_version,
+    put_bitmap,
+    read_bitmap,
+    row_ranges,
+    stored_bitmaps,
 )
 from och_dist.store.manifest import (
     StoredArray,
@@ -97,4 +102,3 @@ from och_dist.store.tables import (
     table_arrays,
     write_tables,
 )
-from och_dist.store.tombstones import Tombstones, put_bitmap, read_bitmap, row_ranges, stored_bitmaps

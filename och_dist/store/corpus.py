@@ -339,13 +339,12 @@ class Corpus(Version):
     @classmethod
     def _parse(cls, url: str, body: dict[str, Any], where: str) -> Corpus:
         segments = tuple(Segment.from_json(entry, where) for entry in body["segments"])
-        return cls(url, int(body["version"]), int(body["dim"]), str(body["dtype"]), segments)
-
-    def _check(self, where: str) -> None:
-        if self.dtype not in DTYPES or self.dim < 1 or len(self.folders) < len(self.segments):
-            raise IntegrityError(f"{where} does not add up: dim {self.dim}, dtype {self.dtype}, {self.folders}")
-        if len({segment.ids and segment.ids.kind for segment in self.segments}) > 1:
+        found = cls(url, int(body["version"]), int(body["dim"]), str(body["dtype"]), segments)
+        if found.dtype not in DTYPES or found.dim < 1 or len(found.folders) < len(segments):
+            raise IntegrityError(f"{where} does not add up: dim {found.dim}, dtype {found.dtype}, {found.folders}")
+        if len({segment.ids and segment.ids.kind for segment in segments}) > 1:
             raise IntegrityError(f"{where} mixes kinds of ids; restore the manifest from a copy")
+        return found
 
 
 @lru_cache(maxsize=64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,11 +33,14 @@ from och_dist.store.manifest import (
 )
 from och_dist.store.model import Model, load_model
 from och_dist.store.objects import Objects, open_objects
-from och_dist.store.tombstones import Tombstones, check_tombstones, deleted_rows
 
 CHUNK_ROWS = 65_536
 MODELS = "models"
 ANNOUNCEMENT = "job.json"
+TOMBSTONES = "tombstones"
+RANGE_ROWS = 1 << 20
+CACHED_BITMAPS = 64
+BITMAP_NAME = re.compile(rf"{TOMBSTONES}/\d{{8}}\.(?:(\d{{8,}})\.)?[0-9a-f]{{16}}")
 
 
 class ChunkRecord(NamedTuple):
@@ -268,6 +272,93 @@ class IndexSegment:
 
 
 @dataclass(frozen=True)
+class Tombstones:
+    """The deleted rows of range ``number``, that is of rows [number * 2^20, (number + 1) * 2^20): how many, the sha256
+    of their bitmap, and the version ``since`` which these are deleted.
+
+    Bitmaps are written once. They go by row number, not by segment: segments change when an index is compacted or
+    encoded with another model, row numbers never do. A manifest lists the bitmaps that are in force, so a version keeps
+    seeing what it was published with.
+
+    The name of a bitmap holds the version that it was made for. That version lists it or no version ever does, for
+    later ones only carry on what it lists. So once it exists, whoever published it, an unlisted bitmap of that name is
+    litter; before that, a delete may be about to list it.
+    """
+
+    number: int
+    digest: str
+    deleted: int
+    since: int = 0
+
+    @property
+    def key(self) -> str:
+        version = f"{self.since:08d}." if self.since else ""  # the first bitmaps had none in their names
+        return f"{TOMBSTONES}/{self.number:08d}.{version}{self.digest[:16]}"
+
+    @property
+    def start(self) -> int:
+        return self.number * RANGE_ROWS
+
+    @property
+    def stop(self) -> int:
+        return self.start + RANGE_ROWS
+
+    def possible(self, rows: int) -> bool:
+        """Whether an index of so many ``rows`` can have these."""
+        sound = re.fullmatch("[0-9a-f]{64}", self.digest) and min(self.number, self.since) >= 0
+        return bool(sound) and 0 < self.deleted <= min(RANGE_ROWS, rows - self.start)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"range": self.number, "digest": self.digest, "deleted": self.deleted, "since": self.since}
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> Tombstones:
+        return cls(int(entry["range"]), str(entry["digest"]), int(entry["deleted"]), int(entry.get("since", 0)))
+
+
+def row_ranges(rows: int) -> Iterator[tuple[int, int, int]]:
+    """(number, start, stop) of the ranges that hold the first ``rows`` rows, the last one as long as all others."""
+    for number in range(-(-rows // RANGE_ROWS)):
+        yield number, number * RANGE_ROWS, (number + 1) * RANGE_ROWS
+
+
+def read_bitmap(objects: Objects, entry: Tombstones) -> np.ndarray:
+    """Packed bits (2^17,) uint8 of one range, little bit order, after comparing them with their digest."""
+    data = objects.read(entry.key)
+    where = f"{objects.url}/{entry.key}"
+    if data is None:
+        raise IntegrityError(f"{where}, a bitmap of deleted rows, is missing; restore it from a copy")
+    if len(data) != RANGE_ROWS // 8 or sha256(data) != entry.digest:
+        raise IntegrityError(f"{where}, a bitmap of deleted rows, is damaged; restore it from a copy")
+    bits = np.frombuffer(data, np.uint8)
+    if int(np.bitwise_count(bits).sum()) != entry.deleted:
+        raise IntegrityError(
+            f"{where} does not hold the {entry.deleted} rows that its manifest states; restore it from a copy"
+        )
+    return bits
+
+
+@lru_cache(maxsize=CACHED_BITMAPS)
+def remembered_bitmap(url: str, entry: Tombstones) -> np.ndarray:
+    """:func:`read_bitmap` with a memory of a few megabytes; what it read is known by its content."""
+    return read_bitmap(open_objects(url), entry)
+
+
+def put_bitmap(objects: Objects, number: int, mask: np.ndarray, *, since: int) -> Tombstones:
+    """Store which rows of a range, bool (2^20,), are deleted from version ``since`` on; again makes the same object."""
+    data = np.packbits(mask, bitorder="little").tobytes()
+    entry = Tombstones(number, sha256(data), int(np.count_nonzero(mask)), since)
+    objects.put(entry.key, data)
+    return entry
+
+
+def stored_bitmaps(objects: Objects) -> dict[str, int]:
+    """Key -> version that it was made for, of all bitmaps that are there."""
+    names = (BITMAP_NAME.fullmatch(key) for key, _, _ in objects.list(TOMBSTONES))
+    return {name[0]: int(name[1] or 0) for name in names if name}
+
+
+@dataclass(frozen=True)
 class Index(Version):
     """One version of an index."""
 
@@ -301,8 +392,20 @@ class Index(Version):
 
     def deleted(self, start: int, stop: int) -> np.ndarray | None:
         """bool (stop - start,): which of the global rows [start, stop) are deleted; None if none of them is."""
-        with self._not_collected():
-            return deleted_rows(self.url, self._tombstones, start, stop)
+        found = None
+        for number in range(start // RANGE_ROWS, -(-stop // RANGE_ROWS)):
+            if (entry := self._tombstones.get(number)) is None:
+                continue
+            with self._not_collected():
+                bits = remembered_bitmap(self.url, entry)
+            low, high = max(start, entry.start), min(stop, entry.stop)
+            first = (low - entry.start) // 8 * 8
+            whole = np.unpackbits(bits[first // 8 : -(-(high - entry.start) // 8)], bitorder="little")
+            mask = whole[low - entry.start - first : high - entry.start - first].view(bool)
+            if mask.any():
+                found = np.zeros(stop - start, bool) if found is None else found
+                found[low - start : high - start] = mask
+        return found
 
     def deleted_in(self, number: int) -> int:
         """How many rows of range ``number`` of 2^20 rows are deleted."""
@@ -421,16 +524,16 @@ class Index(Version):
         segments = tuple(IndexSegment.from_json(entry, where) for entry in body["segments"])
         gone = tuple(Tombstones.from_json(entry) for entry in body.get("tombstones", ()))
         about = (int(body["version"]), str(body["model"]), int(body["bits"]), dict(body["corpus"]))
-        return cls(url, *about, segments, gone)
-
-    def _check(self, where: str) -> None:
-        if {(segment.job.model, segment.job.bits) for segment in self.segments} != {(self.model, self.bits)}:
+        found, numbers = cls(url, *about, segments, gone), [entry.number for entry in gone]
+        if {(segment.job.model, segment.job.bits) for segment in segments} != {(found.model, found.bits)}:
             raise IntegrityError(f"{where} mixes models; restore the manifest from a copy")
-        check_tombstones(self.tombstones, self.rows, where)
-        if self.stored_rows < self.live_rows:
+        if numbers != sorted(set(numbers)) or not all(entry.possible(found.rows) for entry in gone):
+            raise IntegrityError(f"{where} lists impossible tombstones; restore the manifest from a copy")
+        if found.stored_rows < found.live_rows:
             raise IntegrityError(
-                f"{where} holds {self.stored_rows} codes for {self.live_rows} rows; restore the manifest"
+                f"{where} holds {found.stored_rows} codes for {found.live_rows} rows; restore the manifest"
             )
+        return found
 
 
 def ascending(rows: np.ndarray, chunk: CodeChunk) -> bool:

@@ -219,15 +219,12 @@ class Version:
         ends = [0, *(stop for _, stop in ranges)]
         if not ranges or [start for start, _ in ranges] != ends[:-1] or ends[-1] != rows:
             raise IntegrityError(f"{where} does not add up: {rows} rows in segments {ranges}")
-        found._check(where)
         return found
 
     @classmethod
     def _parse(cls, url: str, body: dict[str, Any], where: str) -> Self:
+        """What only this kind lists, checked."""
         raise NotImplementedError
-
-    def _check(self, where: str) -> None:
-        """:class:`IntegrityError` unless it can be: its segments adjoin."""
 
 
 Current = TypeVar("Current", bound=Version | None)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from och_dist.encode import CLAIMS, COLLECTED
+from och_dist.encode import CLAIMS, COLLECTED, clear_leftovers
 from och_dist.errors import BadInputError, UsageError
 from och_dist.options import ExpectModel, Option, checked
 from och_dist.stage import Report, Stopwatch
@@ -267,8 +267,8 @@ def _collect_models(objects: Objects) -> int:
 
 def _collect_leftovers(objects: Objects) -> int:
     """Records and claims beside the newest codes: their publisher was killed between the commit and its last step."""
-    folders = sorted(_folders(objects, version_numbers(objects)[-1:]))
-    return sum(objects.delete_below(f"{folder}/{name}") for folder in folders for name in ("done", CLAIMS))
+    newest = find_index(objects.url)
+    return sum(clear_leftovers(objects, segment.job) for segment in newest.segments) if newest else 0
 
 
 def _collect_bitmaps(objects: Objects) -> int:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from och_dist.store import tombstones
+from och_dist.store import index as index_store
 from och_dist.store.index import Index, open_version
 
 
@@ -16,11 +16,10 @@ from och_dist.store.index import Index, open_version
 def small_ranges(rows: int = 64) -> Iterator[None]:
     """Bitmaps of so few rows that a small index has several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tombstones, "RANGE_ROWS", rows)
-        patch.setattr(tombstones, "BITMAP_BYTES", rows // 8)
-        tombstones.remembered_bitmap.cache_clear()
+        patch.setattr(index_store, "RANGE_ROWS", rows)
+        index_store.remembered_bitmap.cache_clear()
         yield
-    tombstones.remembered_bitmap.cache_clear()
+    index_store.remembered_bitmap.cache_clear()
 
 
 def live_codes(index: str | Index, version: int | None = None) -> dict[int, bytes]:

@@ -21,11 +21,10 @@ from och_dist.evaluate.stage import evaluate
 from och_dist.search.stage import open_index
 from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
-from och_dist.store.index import open_version
+from och_dist.store.index import Tombstones, open_version
 from och_dist.store.manifest import seal, version_key
 from och_dist.store.model import split_model_path
 from och_dist.store.objects import open_objects
-from och_dist.store.tombstones import Tombstones
 from och_dist.upkeep import compaction as stage
 from och_dist.upkeep.compaction import chunk_starts, compact
 from och_dist.upkeep.deletion import delete

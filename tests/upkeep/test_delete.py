@@ -18,9 +18,8 @@ from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageE
 from och_dist.evaluate.exact import truth
 from och_dist.evaluate.stage import evaluate
 from och_dist.search.stage import open_index
-from och_dist.store.index import open_version
+from och_dist.store.index import open_version, remembered_bitmap
 from och_dist.store.model import split_model_path
-from och_dist.store.tombstones import remembered_bitmap
 from och_dist.upkeep import housekeeping as upkeep
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.housekeeping import gc, inspect, status

@@ -10,8 +10,8 @@ import pytest
 
 from och_dist.encode.stage import encode
 from och_dist.errors import IntegrityError, UsageError
-from och_dist.store.index import open_version
-from och_dist.store.tombstones import remembered_bitmap
+from och_dist.search.bucket_tables import build_tables
+from och_dist.store.index import open_version, remembered_bitmap
 from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.housekeeping import gc
@@ -130,6 +130,18 @@ def test_a_bitmap_of_rows_that_have_codes_is_not(copy: Path) -> None:
     remembered_bitmap.cache_clear()
     with pytest.raises(IntegrityError, match=r"bitmap of deleted rows, is missing.*Restore these objects from a copy"):
         verify(str(index), repair=True)
+
+
+@pytest.mark.parametrize("key", ["000000.json", "000000/rows/c/0/0"])
+def test_damaged_tables_are_removed(key: str, copy: Path) -> None:
+    index = copy / "index"
+    before = tree(index)
+    build_tables(str(index), partition_rows=80, least_rows=1)
+    damage(next(segment(index).glob(f"tables/*/{key}")), "flip middle")
+    with pytest.raises(IntegrityError, match=r"1 faults in .*tables"):
+        verify(str(index))
+    assert verify(str(index), repair=True).facts["repaired"] == 1
+    assert {key: data for key, data in tree(index).items() if "/tables/" not in key} == before
 
 
 def test_a_repaired_segment_can_be_repaired(copy: Path) -> None:

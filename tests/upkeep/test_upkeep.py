@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import LocalObjects
 from och_dist.upkeep.housekeeping import gc, inspect, status
 from och_dist.upkeep.verification import verify
+from tests.support.command import och
 from tests.support.crashes import Crash, crash_at, tree
 from tests.support.stage_data import BITS, all_codes, corpus_of
 
@@ -182,6 +185,24 @@ def test_a_job_that_begins_while_its_model_goes(
     load_model(model_objects(index), first)
     encode(corpus, index, model=models[0])
     open_index(index)
+    verify(index)
+
+
+def test_a_delete_that_fails_is_incomplete_work(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the disk while old versions are removed: exit code 5, and the same command ends it."""
+    remove = os.unlink
+
+    def fail(path: Path, **options: Any) -> None:
+        if Path(path).parent.name == "versions":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        remove(path, **options)
+
+    monkeypatch.setattr(os, "unlink", fail)
+    told = och("gc", index, "--keep", "1", code=5).stderr
+    assert "Input/output error" in told
+    assert "run the same command again" in told
+    monkeypatch.undo()
+    och("gc", index, "--keep", "1")
     verify(index)
 
 
