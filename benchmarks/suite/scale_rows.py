@@ -205,7 +205,7 @@ def scheduler_row(ground: Ground) -> Outcome:
     sizes = ground.sizes
     outcome = Outcome("scheduler", f"{sizes.scheduler_tasks:,} tasks of encode's shape without the work, 2 workers")
     store, first = _task(ground, sizes.bits, 0)
-    tasks = [(store, replace(first, chunk=chunk)) for chunk in range(sizes.scheduler_tasks)]
+    tasks = [(store, replace(first, number=number)) for number in range(sizes.scheduler_tasks)]
     process = psutil.Process()
     before, busy = process.memory_info().rss, sum(process.cpu_times()[:2])
     with peak_memory([os.getpid()]) as peaks:

@@ -32,7 +32,6 @@ from och_dist.store import (
     Job,
     Model,
     Objects,
-    ascending,
     check_expected,
     commit,
     copy_model,
@@ -69,7 +68,7 @@ def encode_chunk(corpus: CorpusRef, index: str, job: Job, chunk: CodeChunk) -> i
     codes = np.empty((stop - start, job.spec.width), np.uint8)
     for first, block in rows.blocks(start, stop):
         codes[first - start : first - start + len(block)] = hasher.encode_block(block, first_row=first)
-    record = job.write(open_objects(index), chunk.chunk, codes, rows.digest(start, stop))
+    record = job.write(open_objects(index), chunk.number, codes, rows.digest(start, stop))
     events.add(ones=record.ones.tolist())
     return stop - start
 
@@ -189,11 +188,11 @@ def run_job(
     advance(sum(rows[chunk] for chunk in done))
     stored = map_tasks(
         store,
-        [chunk for chunk in chunks if chunk.chunk not in done],
+        [chunk for chunk in chunks if chunk.number not in done],
         client=context.client,
         name=f"{verb}_chunk",
         advance=advance,
-        weight=lambda chunk: rows[chunk.chunk],
+        weight=lambda chunk: rows[chunk.number],
         inherited=done,
     )
     return sum(stored)
@@ -379,21 +378,21 @@ def check_finished(index: str, job: Job, chunks: Sequence[CodeChunk]) -> list[Ch
 
 def check_chunk(objects: Objects, job: Job, chunk: CodeChunk) -> ChunkRecord:
     """Read a chunk again, and compare it with its record; row numbers must ascend inside the rows it stands for."""
-    record, where = read_record(objects, job, chunk), f"chunk {chunk.chunk} of job {job.id} in {objects.url}"
+    record, where = read_record(objects, job, chunk), f"chunk {chunk.number} of job {job.id} in {objects.url}"
     parts = {"codes": (job.spec, record.crc, where)}
     if not job.whole:
         parts["rows"] = job.rows_spec, record.rows_crc, f"the array of row numbers of {where}"
     found = {}
     for part, (spec, crc, what) in parts.items():
         stored = find_chunk(
-            objects, f"{job.folder}/{part}", chunk.chunk, stated=crc, nbytes=spec.stored_bytes, known="of its record"
+            objects, f"{job.folder}/{part}", chunk.number, stated=crc, nbytes=spec.stored_bytes, known="of its record"
         )
         if stored.fault is not None:
             raise unsound(objects, job, f"{what} {stored.fault}")
-        found[part] = stored.rows(spec, chunk.chunk)
+        found[part] = stored.rows(spec, chunk.number)
     if not np.array_equal(record.ones, count_ones(found["codes"], job.bits)):
         raise unsound(objects, job, f"the set bits of {where} are not those of its record")
-    if not job.whole and not ascending(found["rows"][:, 0], chunk):
+    if not job.whole and not chunk.holds(found["rows"][:, 0]):
         raise unsound(objects, job, f"the row numbers of {where} do not ascend from {chunk.start} to {chunk.stop}")
     return record
 
@@ -401,9 +400,9 @@ def check_chunk(objects: Objects, job: Job, chunk: CodeChunk) -> ChunkRecord:
 def read_record(objects: Objects, job: Job, chunk: CodeChunk) -> ChunkRecord:
     """The record of a finished chunk."""
     try:
-        return job.read_record(objects, chunk.chunk)
+        return job.read_record(objects, chunk.number)
     except (ValueError, KeyError, TypeError) as error:
-        where = f"chunk {chunk.chunk} of job {job.id} in {objects.url}"
+        where = f"chunk {chunk.number} of job {job.id} in {objects.url}"
         raise unsound(objects, job, f"the record of {where} is damaged ({error})") from None
 
 

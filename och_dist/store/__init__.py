@@ -5,7 +5,6 @@ from __future__ import annotations
 from och_dist.store.arrays import (
     ArraySpec,
     Codec,
-    chunk_key,
     create_array,
     find_chunk,
     open_array,
@@ -40,7 +39,6 @@ from och_dist.store.index import (
     IndexSegment,
     Job,
     Tombstones,
-    ascending,
     find_index,
     list_jobs,
     model_objects,

@@ -223,12 +223,11 @@ class Corpus(Version):
                 "if it grew since, run the command again"
             )
         for segment in self._segments(start, stop):
-            low, high = max(start, segment.start), min(stop, segment.stop)
-            while low < high:
-                chunk_end = segment.start + ((low - segment.start) // segment.chunk_rows + 1) * segment.chunk_rows
-                end = min(high, chunk_end)
-                yield low, read(segment, low - segment.start, end - segment.start)
-                low = end
+            before = max(0, start - segment.start) // segment.chunk_rows  # chunks that are not asked for
+            first = segment.start + before * segment.chunk_rows
+            for chunk in range(first, min(stop, segment.stop), segment.chunk_rows):
+                low, high = max(start, chunk), min(stop, chunk + segment.chunk_rows, segment.stop)
+                yield low, read(segment, low - segment.start, high - segment.start)
 
     def _vectors(self, segment: Segment, low: int, high: int) -> np.ndarray:
         """Vectors (high - low, dim) of local rows of a segment."""

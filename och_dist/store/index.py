@@ -16,7 +16,7 @@ import numpy as np
 
 from och_dist.errors import BadInputError, IntegrityError
 from och_dist.kernels.packing import count_ones
-from och_dist.store.arrays import ArraySpec, create_array, open_layout, read_plain_chunk, write_chunk
+from och_dist.store.arrays import ArraySpec, chunk_key, create_array, open_layout, read_plain_chunk, write_chunk
 from och_dist.store.manifest import (
     StoredArray,
     Version,
@@ -57,9 +57,13 @@ class CodeChunk:
     """Where one chunk of codes lies, its segment by place, and which global rows it stands for."""
 
     segment: int
-    chunk: int
+    number: int
     start: int
     stop: int
+
+    def holds(self, rows: np.ndarray) -> bool:
+        """Whether row numbers (m,) ascend inside the rows that it stands for."""
+        return bool(self.start <= rows[0] and rows[-1] < self.stop and np.all(rows[:-1] < rows[1:]))
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,10 @@ class Job:
         names = (key.rpartition("/")[2].removesuffix(".json") for key, _, _ in objects.list(f"{self.folder}/done"))
         numbers = {int(name) for name in names if name.isascii() and name.isdigit()}
         return {number for number in numbers if number < self.spec.n_chunks}
+
+    def folded(self, objects: Objects) -> bool:
+        """Whether the records were made one array: the job was published, or is about to be."""
+        return objects.size(chunk_key(f"{self.folder}/ones", 0)) is not None
 
     @classmethod
     def read(cls, objects: Objects, folder: str) -> Job | None:
@@ -439,13 +447,13 @@ class Index(Version):
     def row_numbers(self, chunk: CodeChunk) -> np.ndarray | None:
         """Global rows (m,) int64, ascending, of the codes of a chunk; None when they are all of [start, stop)."""
         segment = self.segments[chunk.segment]
-        low, high = segment.job.spec.bounds(chunk.chunk)
+        low, high = segment.job.spec.bounds(chunk.number)
         if segment.row_digests is None or high - low == chunk.stop - chunk.start:
             return None
         rows = self._read("rows", segment.job.rows_spec, chunk, segment.row_digests)[:, 0]
-        if not ascending(rows, chunk):
+        if not chunk.holds(rows):
             raise IntegrityError(
-                f"the row numbers of chunk {chunk.chunk} of {self.url}/{segment.folder} are damaged; "
+                f"the row numbers of chunk {chunk.number} of {self.url}/{segment.folder} are damaged; "
                 "'och verify --repair' mends them"
             )
         return rows
@@ -459,7 +467,7 @@ class Index(Version):
         prefix = f"{self.segments[chunk.segment].folder}/{part}"
         with self._not_collected():
             _check_layout(self.url, prefix, spec)
-            return read_plain_chunk(self.objects, prefix, spec, chunk.chunk, stated=int(digests[chunk.chunk]))
+            return read_plain_chunk(self.objects, prefix, spec, chunk.number, stated=int(digests[chunk.number]))
 
     def live(self, chunk: CodeChunk) -> np.ndarray | None:
         """bool (m,): which of the codes that :meth:`read` returns are not deleted; None if none of them is."""
@@ -534,11 +542,6 @@ class Index(Version):
                 f"{where} holds {found.stored_rows} codes for {found.live_rows} rows; restore the manifest"
             )
         return found
-
-
-def ascending(rows: np.ndarray, chunk: CodeChunk) -> bool:
-    """Whether row numbers (m,) ascend inside the rows that a chunk stands for."""
-    return bool(chunk.start <= rows[0] and rows[-1] < chunk.stop and np.all(rows[:-1] < rows[1:]))
 
 
 def model_objects(index_url: str) -> Objects:

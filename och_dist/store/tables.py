@@ -105,7 +105,7 @@ def _stored_cuts(index: Index, segment: int) -> list[list[TablePartition]]:
 
 def expected_record(index: Index, part: TablePartition) -> dict[str, Any]:
     """What the record of a partition must say, but for the checksums of the tables."""
-    chunks = [chunk.chunk for chunk in part.chunks]
+    chunks = [chunk.number for chunk in part.chunks]
     return {
         "format": FORMAT,
         "kind": "bucket tables",

@@ -36,13 +36,13 @@ from och_dist.store import (
 def compact_chunk(source: IndexRef, job: Job, chunk: CodeChunk) -> int:
     """Gather the codes of one chunk and store them, with their row numbers where some are missing; returns how many."""
     codes, rows = live_codes(source.open(), chunk.start, chunk.stop)
-    low, high = job.spec.bounds(chunk.chunk)
+    low, high = job.spec.bounds(chunk.number)
     if len(rows) != high - low:
         raise IntegrityError(
             f"rows {chunk.start}..{chunk.stop} of {source.url} have {len(rows)} codes, expected {high - low}; "
             f"run 'och verify {source.url}'"
         )
-    job.write(open_objects(source.url), chunk.chunk, codes, job.input, rows=None if job.whole else rows)
+    job.write(open_objects(source.url), chunk.number, codes, job.input, rows=None if job.whole else rows)
     return len(rows)
 
 

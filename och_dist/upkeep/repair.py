@@ -204,23 +204,23 @@ def repair_chunk(source: IndexRef, place: int, job: Job, corpus: CorpusRef | Non
     index = source.open()
     segment, rows = index.segments[place], None
     if segment.row_digests is not None:
-        found = _as_published(index, segment, "rows", job.rows_spec, chunk, int(segment.row_digests[chunk.chunk]))
+        found = _as_published(index, segment, "rows", job.rows_spec, chunk, int(segment.row_digests[chunk.number]))
         rows = _derived_rows(index, segment, chunk) if found is None else found[:, 0]
-    stated = int(segment.digests[chunk.chunk])
+    stated = int(segment.digests[chunk.number])
     codes = _as_published(index, segment, "codes", job.spec, chunk, stated)
     if codes is None:
         if corpus is None:
             raise IntegrityError(
-                f"chunk {chunk.chunk} of {segment.folder}/codes was damaged meanwhile; run 'och verify --repair' again"
+                f"chunk {chunk.number} of {segment.folder}/codes was damaged meanwhile; run 'och verify --repair' again"
             )
         codes = _encoded(index, job, corpus, np.arange(chunk.start, chunk.stop) if rows is None else rows)
         if plain_crc(codes, job.spec) != stated:
             raise IntegrityError(
-                f"chunk {chunk.chunk} of {job.folder}/codes was made again and is not the one that was published, so "
+                f"chunk {chunk.number} of {job.folder}/codes was made again and is not the one that was published, so "
                 "it was not stored: corpus or model are not what they were, or this package encodes otherwise; "
                 "restore the chunk from a copy"
             )
-    job.write(index.objects, chunk.chunk, codes, job.input, rows=rows)
+    job.write(index.objects, chunk.number, codes, job.input, rows=rows)
     return len(codes)
 
 
@@ -229,25 +229,25 @@ def _as_published(
 ) -> np.ndarray | None:
     """A chunk (m, width) of the damaged segment, None if it is not the one that was published."""
     prefix = f"{segment.folder}/{part}"
-    found = find_chunk(index.objects, prefix, chunk.chunk, stated=stated, nbytes=spec.stored_bytes)
-    return found.rows(spec, chunk.chunk) if found.fault is None else None
+    found = find_chunk(index.objects, prefix, chunk.number, stated=stated, nbytes=spec.stored_bytes)
+    return found.rows(spec, chunk.number) if found.fault is None else None
 
 
 def _derived_rows(index: Index, segment: IndexSegment, chunk: CodeChunk) -> np.ndarray:
     """Row numbers (m,) int64 of the codes of a compacted chunk: those that some version had not deleted."""
     assert segment.row_digests is not None
     every, spec = np.arange(chunk.start, chunk.stop, dtype="<i8"), segment.job.rows_spec
-    low, high = spec.bounds(chunk.chunk)
+    low, high = spec.bounds(chunk.number)
     candidates = [every]
     for number in reversed(version_numbers(index.objects)):
         with suppress(OchError):  # a damaged version or bitmap tells nothing
             deleted = open_version(index.url, number).deleted(chunk.start, chunk.stop)
             candidates.append(every if deleted is None else every[~deleted])
     for rows in candidates:
-        if len(rows) == high - low and plain_crc(rows, spec) == segment.row_digests[chunk.chunk]:
+        if len(rows) == high - low and plain_crc(rows, spec) == segment.row_digests[chunk.number]:
             return rows
     raise IntegrityError(
-        f"chunk {chunk.chunk} of {index.url}/{segment.folder}/rows is lost, and no version tells any more which rows "
+        f"chunk {chunk.number} of {index.url}/{segment.folder}/rows is lost, and no version tells any more which rows "
         "it held; restore it from a copy, or encode the corpus into another index"
     )
 

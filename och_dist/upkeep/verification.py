@@ -28,7 +28,6 @@ from och_dist.store import (
     StoredArray,
     Tombstones,
     Version,
-    chunk_key,
     find_chunk,
     find_index,
     is_address,
@@ -245,8 +244,7 @@ def lost_jobs(objects: Objects) -> list[Damage]:
 def _was_published(objects: Objects, job: Job) -> bool:
     if objects.size(f"{job.folder}/{COLLECTED}") is not None or any(objects.list(f"{job.folder}/{CLAIMS}")):
         return False
-    folded = objects.size(chunk_key(f"{job.folder}/ones", 0)) is not None
-    return folded and len(job.done(objects)) < job.spec.n_chunks
+    return job.folded(objects) and len(job.done(objects)) < job.spec.n_chunks
 
 
 @checked
