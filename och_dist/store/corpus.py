@@ -93,17 +93,13 @@ class Segment:
         """Layout of the ids, None without any."""
         return None if self.ids is None else self.ids.spec(self.stop - self.start, self.chunk_rows)
 
+    def describe(self) -> dict[str, Any]:
+        """What people are told of it."""
+        names = ("id", "start", "stop", "chunk_rows", "codec", "dropped")
+        return {**{name: getattr(self, name) for name in names}, "sources": list(self.sources)}
+
     def to_json(self) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "id": self.id,
-            "start": self.start,
-            "stop": self.stop,
-            "chunk_rows": self.chunk_rows,
-            "codec": self.codec,
-            "digests": pack_numbers(self.digests),
-            "sources": list(self.sources),
-            "dropped": self.dropped,
-        }
+        body = {**self.describe(), "digests": pack_numbers(self.digests)}
         if self.ids is not None and self.id_digests is not None:
             body["ids"] = {**self.ids.to_json(), "digests": pack_numbers(self.id_digests)}
         return body

@@ -87,7 +87,6 @@ def inspect(path: str, *, expect_model: ExpectModel = None) -> Report:
 
 
 def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
-    parts = ("id", "start", "stop", "chunk_rows", "codec", "dropped")
     return {
         "kind": "corpus" if corpus.version else "zarr array",
         "path": corpus.url,
@@ -98,9 +97,7 @@ def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
         "bytes": corpus.nbytes,
         "ids": corpus.ids,
         "fingerprint": corpus.fingerprint,
-        "segments": [
-            {**{name: getattr(part, name) for name in parts}, "sources": list(part.sources)} for part in corpus.segments
-        ],
+        "segments": [segment.describe() for segment in corpus.segments],
     }
 
 

@@ -26,6 +26,7 @@ from och_dist.upkeep.housekeeping import gc, inspect, status
 from och_dist.upkeep.verification import verify
 from tests.support.command import och
 from tests.support.crashes import Crash, crash_at, tree
+from tests.support.index_help import grow
 from tests.support.stage_data import BITS, all_codes, corpus_of
 
 
@@ -33,20 +34,11 @@ from tests.support.stage_data import BITS, all_codes, corpus_of
 def made(vectors: np.ndarray, models: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """corpus of 2 versions; index: 1 and 2 of the first model, 3 of the second, and an unpublished job of 50 rows."""
     folder = tmp_path_factory.mktemp("made")
-    for part in np.split(vectors[:300], [180]):
-        corpus = corpus_of(folder, part)
-        encode(corpus, str(folder / "index"), model=models[0], chunk_rows=80)
+    corpus = grow(folder, vectors[:300], [180], models[0], chunk_rows=80)
     encode(corpus, str(folder / "index"), model=models[1], chunk_rows=80)
     corpus_of(folder, vectors[300:350])
     encode(corpus, str(folder / "index"), model=models[1], chunk_rows=20, publish=False)
     return folder
-
-
-@pytest.fixture
-def index(made: Path, tmp_path: Path) -> str:
-    """A copy of the index; its corpus lies beside it."""
-    shutil.copytree(made, tmp_path / "copy")
-    return str(tmp_path / "copy" / "index")
 
 
 def jobs_of(index: str, version: int) -> list[str]:
