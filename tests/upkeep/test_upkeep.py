@@ -21,12 +21,12 @@ from och_dist.store.corpus import open_corpus
 from och_dist.store.index import model_objects, open_version
 from och_dist.store.manifest import version_key
 from och_dist.store.model import load_model, split_model_path
-from och_dist.store.objects import LocalObjects
 from och_dist.upkeep.housekeeping import gc, inspect, status
 from och_dist.upkeep.verification import verify
 from tests.support.command import och
 from tests.support.crashes import Crash, crash_at, tree
 from tests.support.index_help import grow
+from tests.support.races import before_operation
 from tests.support.stage_data import BITS, all_codes, corpus_of
 
 
@@ -159,21 +159,16 @@ def test_a_store_of_trainings_keeps_its_models(corpus: str, models: tuple[str, s
     assert models_in(str(tmp_path)) == {*(split_model_path(model)[1] for model in models), "trained"}
 
 
-def test_a_job_that_begins_while_its_model_goes(
-    index: str, models: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_begins_while_its_model_goes(index: str, models: tuple[str, str]) -> None:
     """gc has read the jobs and is about to delete an unused model when somebody starts to encode with it."""
     corpus, first = str(Path(index).parent / "corpus"), split_model_path(models[0])[1]
-    delete, begun = LocalObjects.delete, []
 
-    def begin_first(objects: LocalObjects, key: str) -> None:
-        if key == f"{first}/model.json" and not begun:
-            begun.append(encode(corpus, index, model=models[0], publish=False))
-        delete(objects, key)
+    def begin() -> None:
+        encode(corpus, index, model=models[0], publish=False)
 
-    monkeypatch.setattr(LocalObjects, "delete", begin_first)
-    gc(index, keep=1)
-    assert begun
+    with before_operation("delete", lambda key: key == f"{first}/model.json", begin) as waiting:
+        gc(index, keep=1)
+    assert not waiting
     load_model(model_objects(index), first)
     encode(corpus, index, model=models[0])
     open_index(index)
