@@ -10,8 +10,7 @@ import numpy as np
 
 from och_dist.methods.base import Hasher
 from och_dist.store.arrays import write_chunk
-from och_dist.store.index import IndexSegment, model_objects, next_version
-from och_dist.store.jobs import Job, begin_job
+from och_dist.store.index import IndexSegment, Job, model_objects, next_version
 from och_dist.store.manifest import commit_version
 from och_dist.store.model import save_model
 from och_dist.store.objects import open_objects
@@ -24,10 +23,10 @@ def write_index(path: Path, hasher: Hasher, rows: int, codes_of: Callable[[int, 
     objects = open_objects(str(path))
     address = save_model(model_objects(objects.url), hasher, {})
     job = Job(address, hasher.n_bits, 0, rows, min(CHUNK_ROWS, rows), f"generated {rows}")
-    begin_job(objects, job)
+    job.begin(objects)
 
     def write(number: int) -> int:
-        return write_chunk(objects, f"{job.folder}/codes", number, codes_of(number, *job.rows(number))).crc
+        return write_chunk(objects, f"{job.folder}/codes", number, codes_of(number, *job.spec.bounds(number))).crc
 
     with ThreadPoolExecutor(2) as pool:
         digests = np.array(list(pool.map(write, range(job.spec.n_chunks))), "<u4")

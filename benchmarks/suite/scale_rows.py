@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,10 +21,10 @@ from benchmarks.suite.ground import Ground, sum_moments
 from benchmarks.suite.measure import Figure, Goal, Outcome, peak_memory, take_turns
 from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.cluster.tasks import WINDOW, map_tasks, reduce_tasks
-from och_dist.encode.stage import EncodeChunk, encode
+from och_dist.encode.stage import encode, encode_chunk
 from och_dist.ingest.stage import ingest
 from och_dist.stage import Context
-from och_dist.store.jobs import Job
+from och_dist.store.index import CodeChunk, Job
 from och_dist.train.stage import train
 from och_dist.upkeep.verification import verify
 
@@ -187,11 +189,11 @@ def _nothing_of(task: Any, shared: Any) -> int:
     return 1
 
 
-def _task(ground: Ground, bits: int, chunk: int) -> EncodeChunk:
+def _task(ground: Ground, bits: int, chunk: int) -> tuple[Any, CodeChunk]:
     """A task as encode makes them."""
     corpus = ground.corpus(ground.sizes.growth[0])
     job = Job("0" * 64, bits, 0, corpus.rows, ground.sizes.code_chunk_rows, corpus.digest(0, corpus.rows))
-    return EncodeChunk(corpus.ref, corpus.url, job, chunk)
+    return partial(encode_chunk, corpus.ref, corpus.url, job), CodeChunk(0, chunk, *job.spec.bounds(chunk))
 
 
 def _task_bytes(ground: Ground, bits: int) -> int:
@@ -202,8 +204,8 @@ def scheduler_row(ground: Ground) -> Outcome:
     """Tasks of encode's shape with the work removed, through the same window as encode's."""
     sizes = ground.sizes
     outcome = Outcome("scheduler", f"{sizes.scheduler_tasks:,} tasks of encode's shape without the work, 2 workers")
-    first = _task(ground, sizes.bits, 0)
-    tasks = [EncodeChunk(first.corpus, first.index, first.job, chunk) for chunk in range(sizes.scheduler_tasks)]
+    store, first = _task(ground, sizes.bits, 0)
+    tasks = [(store, replace(first, number=number)) for number in range(sizes.scheduler_tasks)]
     process = psutil.Process()
     before, busy = process.memory_info().rss, sum(process.cpu_times()[:2])
     with peak_memory([os.getpid()]) as peaks:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from och_dist.encode.publication import (
+from och_dist.encode.stage import (
     CLAIMS,
     COLLECTED,
     check_unmarked,
     checked_segment,
     claimed,
     clear_leftovers,
+    encode,
     named_jobs,
     not_held,
     publish,
     publish_new,
     publish_segments,
+    run_job,
 )
-from och_dist.encode.stage import encode, run_job

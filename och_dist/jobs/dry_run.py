@@ -16,7 +16,7 @@ from och_dist.ingest import default_chunk_rows, known_sources, new_sources
 from och_dist.jobs.pipeline import Pipeline
 from och_dist.sources import open_queries, open_sources
 from och_dist.stage import WORKING_BYTES
-from och_dist.store import ArraySpec, done_chunks, find_corpus, find_index, list_jobs, open_objects, version_numbers
+from och_dist.store import ArraySpec, find_corpus, find_index, list_jobs, open_objects, version_numbers
 from och_dist.train import MIN_ROWS, SAMPLE_ROWS, make_hasher, other_parameters, sample_size, training_request
 from och_dist.upkeep import gc
 
@@ -182,7 +182,7 @@ def _unfinished(index: str) -> str:
     objects, current = open_objects(index), find_index(index)
     held = {segment.job.id for segment in current.segments} if current else set()
     waiting = [job for job in list_jobs(objects) if job.id not in held and job.kept is None]
-    done = sum(len(done_chunks(objects, job)) for job in waiting)
+    done = sum(len(job.done(objects)) for job in waiting)
     return f"; {done} chunks of unpublished jobs are there already" if done else ""
 
 

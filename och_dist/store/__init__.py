@@ -5,33 +5,52 @@ from __future__ import annotations
 from och_dist.store.arrays import (
     ArraySpec,
     Codec,
-    chunk_key,
     create_array,
     find_chunk,
     open_array,
     open_layout,
     plain_crc,
-    read_plain_chunk,
     read_rows,
     stored_chunks,
     write_chunk,
 )
-from och_dist.store.corpus import MAX_PARTITIONS, Corpus, CorpusRef, Segment, find_corpus, open_corpus, vectors_prefix
-from och_dist.store.ids import MAX_ID_BYTES, IdLayout, id_hashes, id_keys, ids_prefix
+from och_dist.store.corpus import (
+    MAX_ID_BYTES,
+    MAX_PARTITIONS,
+    Corpus,
+    CorpusRef,
+    IdLayout,
+    Segment,
+    find_corpus,
+    id_hashes,
+    id_keys,
+    ids_prefix,
+    open_corpus,
+    vectors_prefix,
+)
 from och_dist.store.index import (
+    ANNOUNCEMENT,
     CHUNK_ROWS,
     MODELS,
+    ChunkRecord,
     CodeChunk,
     Index,
     IndexRef,
     IndexSegment,
+    Job,
+    Tombstones,
     find_index,
+    list_jobs,
     model_objects,
     next_version,
     open_version,
+    put_bitmap,
+    read_bitmap,
+    row_ranges,
+    stored_bitmaps,
 )
-from och_dist.store.jobs import Job, begin_job, done_chunks, list_jobs, read_job, record_key, write_codes
 from och_dist.store.manifest import (
+    StoredArray,
     Version,
     canonical,
     commit,
@@ -81,4 +100,3 @@ from och_dist.store.tables import (
     table_arrays,
     write_tables,
 )
-from och_dist.store.tombstones import RANGE_ROWS, Tombstones, put_bitmap, read_bitmap, stored_bitmaps

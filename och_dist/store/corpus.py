@@ -16,11 +16,10 @@ import zarr
 from och_dist import events
 from och_dist.errors import BadInputError, IntegrityError
 from och_dist.store.arrays import METADATA, ArraySpec, is_plain, open_array, open_layout, read_plain_chunk, read_rows
-from och_dist.store.ids import IdLayout, ids_prefix, ids_text
 from och_dist.store.manifest import (
+    StoredArray,
     Version,
     VersionRef,
-    open_remembered,
     pack_numbers,
     read_document,
     read_latest,
@@ -32,6 +31,41 @@ from och_dist.store.objects import Objects, open_objects
 DTYPES = ("<f2", "<f4", "<f8", "|u1", "|i1")
 MAX_PARTITIONS = 4096
 MAX_ADOPTED_CHUNKS = 1 << 26
+ID_KINDS = ("int64", "string")
+MAX_ID_BYTES = 256
+
+
+@dataclass(frozen=True)
+class IdLayout:
+    """External ids of the rows of a segment: their kind, and the bytes of the longest.
+
+    They are stored beside the vectors in the same chunks: int64 as (rows, 1), strings as NUL-padded UTF-8 (rows,
+    width). A *key* is what ids are compared by: int64, or NumPy bytes, for which padding does not count.
+    """
+
+    kind: str
+    width: int
+
+    def spec(self, rows: int, chunk_rows: int) -> ArraySpec:
+        if self.kind == "int64":
+            return ArraySpec(rows, 1, "<i8", chunk_rows)
+        return ArraySpec(rows, self.width, "|u1", chunk_rows)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "width": self.width}
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> IdLayout:
+        layout = cls(str(entry["kind"]), int(entry["width"]))
+        if layout.kind not in ID_KINDS or not 1 <= layout.width <= MAX_ID_BYTES:
+            raise ValueError(f"ids of kind {layout.kind!r}, width {layout.width}")
+        return layout
+
+    def pack(self, keys: np.ndarray) -> np.ndarray:
+        """Keys (m,) as they are stored: int64 (m, 1) or uint8 (m, width)."""
+        if self.kind == "int64":
+            return keys.astype("<i8").reshape(-1, 1)
+        return keys.astype(f"S{self.width}").view(np.uint8).reshape(-1, self.width)
 
 
 @dataclass(frozen=True)
@@ -59,17 +93,13 @@ class Segment:
         """Layout of the ids, None without any."""
         return None if self.ids is None else self.ids.spec(self.stop - self.start, self.chunk_rows)
 
+    def describe(self) -> dict[str, Any]:
+        """What people are told of it."""
+        names = ("id", "start", "stop", "chunk_rows", "codec", "dropped")
+        return {**{name: getattr(self, name) for name in names}, "sources": list(self.sources)}
+
     def to_json(self) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "id": self.id,
-            "start": self.start,
-            "stop": self.stop,
-            "chunk_rows": self.chunk_rows,
-            "codec": self.codec,
-            "digests": pack_numbers(self.digests),
-            "sources": list(self.sources),
-            "dropped": self.dropped,
-        }
+        body = {**self.describe(), "digests": pack_numbers(self.digests)}
         if self.ids is not None and self.id_digests is not None:
             body["ids"] = {**self.ids.to_json(), "digests": pack_numbers(self.id_digests)}
         return body
@@ -105,6 +135,10 @@ def vectors_prefix(segment_id: str) -> str:
     return f"segments/{segment_id}/vectors"
 
 
+def ids_prefix(segment_id: str) -> str:
+    return f"segments/{segment_id}/ids"
+
+
 @dataclass(frozen=True)
 class Corpus(Version):
     """One version of a corpus, or a single existing Zarr array used as it is (``version`` 0)."""
@@ -116,11 +150,6 @@ class Corpus(Version):
     dim: int
     dtype: str
     segments: tuple[Segment, ...]
-
-    @cached_property
-    def ref(self) -> CorpusRef:
-        """What a task carries to a worker in place of all this."""
-        return CorpusRef(self.url, self.version, self.fingerprint if self.version else "")
 
     @property
     def nbytes(self) -> int:
@@ -148,6 +177,15 @@ class Corpus(Version):
         """``'int64'`` or ``'string'`` where the rows have ids of their own, else None."""
         layout = self.segments[0].ids if self.segments else None
         return None if layout is None else layout.kind
+
+    def arrays(self) -> Iterator[StoredArray]:
+        for segment in self.segments:
+            yield segment.prefix, self._spec(segment), segment.digests
+            if segment.ids_spec is not None and segment.id_digests is not None:
+                yield ids_prefix(segment.id), segment.ids_spec, segment.id_digests
+
+    def _spec(self, segment: Segment) -> ArraySpec:
+        return ArraySpec(segment.stop - segment.start, self.dim, self.dtype, segment.chunk_rows)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """Global rows [start, stop) of every stored chunk, in order."""
@@ -181,17 +219,15 @@ class Corpus(Version):
                 "if it grew since, run the command again"
             )
         for segment in self._segments(start, stop):
-            low, high = max(start, segment.start), min(stop, segment.stop)
-            while low < high:
-                chunk_end = segment.start + ((low - segment.start) // segment.chunk_rows + 1) * segment.chunk_rows
-                end = min(high, chunk_end)
-                yield low, read(segment, low - segment.start, end - segment.start)
-                low = end
+            before = max(0, start - segment.start) // segment.chunk_rows  # chunks that are not asked for
+            first = segment.start + before * segment.chunk_rows
+            for chunk in range(first, min(stop, segment.stop), segment.chunk_rows):
+                low, high = max(start, chunk), min(stop, chunk + segment.chunk_rows, segment.stop)
+                yield low, read(segment, low - segment.start, high - segment.start)
 
     def _vectors(self, segment: Segment, low: int, high: int) -> np.ndarray:
         """Vectors (high - low, dim) of local rows of a segment."""
-        spec = ArraySpec(segment.stop - segment.start, self.dim, self.dtype, segment.chunk_rows)
-        return _read_stored(self.url, segment.prefix, spec, low, high).astype(self.dtype, copy=False)
+        return _read_stored(self.url, segment.prefix, self._spec(segment), low, high).astype(self.dtype, copy=False)
 
     def _ids(self, segment: Segment, low: int, high: int) -> np.ndarray:
         """Ids (high - low, width) of local rows of a segment, as they are stored."""
@@ -278,15 +314,32 @@ class Corpus(Version):
         return {**super().to_json(), "format": ids, "dim": self.dim, "dtype": self.dtype}
 
     @classmethod
+    def open(cls, url: str, version: int | None = None) -> Corpus:
+        """A published version, the newest unless one is named, or else a 2-D Zarr array that is there."""
+        objects = open_objects(url)
+        body = read_latest(objects) if version is None else read_version(objects, version) if version else None
+        if body is not None:
+            return cls.from_json(objects.url, body)
+        if _metadata(objects) is not None:
+            return _adopt(objects)
+        raise BadInputError(
+            f"{objects.url} holds no corpus; make one with 'och ingest FILES {objects.url}' "
+            f"or 'och generate {objects.url}', or name an existing 2-D Zarr array"
+        )
+
+    @classmethod
+    def layout(cls, url: str, version: int) -> bytes | None:
+        return None if version else _metadata(open_objects(url))
+
+    @classmethod
     def _parse(cls, url: str, body: dict[str, Any], where: str) -> Corpus:
         segments = tuple(Segment.from_json(entry, where) for entry in body["segments"])
-        return cls(url, int(body["version"]), int(body["dim"]), str(body["dtype"]), segments)
-
-    def _check(self, where: str) -> None:
-        if self.dtype not in DTYPES or self.dim < 1 or len(self.folders) < len(self.segments):
-            raise IntegrityError(f"{where} does not add up: dim {self.dim}, dtype {self.dtype}, {self.folders}")
-        if len({segment.ids and segment.ids.kind for segment in self.segments}) > 1:
+        found = cls(url, int(body["version"]), int(body["dim"]), str(body["dtype"]), segments)
+        if found.dtype not in DTYPES or found.dim < 1 or len(found.folders) < len(segments):
+            raise IntegrityError(f"{where} does not add up: dim {found.dim}, dtype {found.dtype}, {found.folders}")
+        if len({segment.ids and segment.ids.kind for segment in segments}) > 1:
             raise IntegrityError(f"{where} mixes kinds of ids; restore the manifest from a copy")
+        return found
 
 
 @lru_cache(maxsize=64)
@@ -318,28 +371,11 @@ def _little(array: zarr.Array) -> str:
 
 def open_corpus(url: str, version: int | None = None) -> Corpus:
     """Open a corpus (its newest version unless one is named) or a 2-D Zarr array at ``url``."""
-    objects = open_objects(url)
-    body = read_latest(objects) if version is None else read_version(objects, version) if version else None
-    if body is not None:
-        return Corpus.from_json(objects.url, body)
-    if _metadata(objects) is not None:
-        return _adopt(objects)
-    raise BadInputError(
-        f"{objects.url} holds no corpus; make one with 'och ingest FILES {objects.url}' "
-        f"or 'och generate {objects.url}', or name an existing 2-D Zarr array"
-    )
+    return Corpus.open(url, version)
 
 
 find_corpus = Corpus.find
-
-
-class CorpusRef(VersionRef):
-    """A corpus version as tasks carry it. An adopted array (``version`` 0) has no fingerprint."""
-
-    def open(self) -> Corpus:
-        layout = None if self.version else _metadata(open_objects(self.url))
-        corpus: Corpus = open_remembered(self, open_corpus, layout)
-        return corpus
+CorpusRef = VersionRef[Corpus]
 
 
 def _metadata(objects: Objects) -> bytes | None:
@@ -379,3 +415,42 @@ def _tag_digests(objects: Objects, n_chunks: int) -> np.ndarray:
         if 0 <= index < n_chunks:
             digests[index] ^= np.uint32(zlib.crc32(f"{key} {size} {tag}".encode()))
     return digests
+
+
+def id_keys(block: np.ndarray) -> np.ndarray:
+    """Keys (m,) of stored ids (m, width): int64, or bytes."""
+    if block.dtype != np.uint8:
+        return block[:, 0]
+    return np.ascontiguousarray(block).view(f"S{block.shape[1]}")[:, 0]
+
+
+def ids_text(block: np.ndarray) -> np.ndarray:
+    """Ids (m,) of stored ids (m, width) as a user sees them: int64, or str."""
+    keys = id_keys(block)
+    if keys.dtype.kind != "S":
+        return keys
+    try:
+        return np.strings.decode(keys, "utf-8")
+    except UnicodeDecodeError as error:
+        raise IntegrityError(f"stored ids are no UTF-8 ({error}); run 'och verify' on the corpus") from None
+
+
+def id_hashes(block: np.ndarray) -> np.ndarray:
+    """(m,) uint64 of stored ids (m, width): equal ids have equal hashes, whatever the width they are stored in."""
+    if block.dtype != np.uint8:
+        return _mixed(block[:, 0].astype(np.int64).view(np.uint64))
+    words = np.zeros((len(block), -(-block.shape[1] // 8)), "<u8")
+    words.view(np.uint8)[:, : block.shape[1]] = block
+    total = np.zeros(len(block), np.uint64)
+    for column in words.T:
+        # A word of zeros only lies behind the end of an id: another width must not change the hash.
+        total = np.where(column == 0, total, _mixed(total ^ column))
+    return total
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    """A bijection of 64-bit words that spreads every bit (the finaliser of splitmix64)."""
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

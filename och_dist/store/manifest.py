@@ -10,14 +10,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, ClassVar, Self, TypeVar
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError
+from och_dist.store.arrays import ArraySpec
 from och_dist.store.objects import Objects, open_objects
 
 MAX_MANIFEST_BYTES = 256 << 20
@@ -91,16 +92,21 @@ def read_document(objects: Objects, key: str) -> bytes | None:
     return None if size is None else objects.read(key)
 
 
+def read_sealed(objects: Objects, key: str) -> dict[str, Any] | None:
+    """The body of a sealed object; None if it is absent."""
+    data = read_document(objects, key)
+    return None if data is None else unseal(data, f"{objects.url}/{key}")
+
+
 def read_version(objects: Objects, number: int) -> dict[str, Any]:
     """The manifest of one version; it must state that number itself."""
-    data = read_document(objects, version_key(number))
-    if data is None:
+    body = read_sealed(objects, version_key(number))
+    if body is None:
         present = version_numbers(objects)
         raise IntegrityError(
             f"version {number} of {objects.url} is not there (it may have been collected); "
             f"present: {', '.join(map(str, present)) or 'none'}"
         )
-    body = unseal(data, f"{objects.url}/{version_key(number)}")
     if body.get("version") != number:
         raise IntegrityError(
             f"{objects.url}/{version_key(number)} is the manifest of version {body.get('version')!r}; "
@@ -130,6 +136,10 @@ def commit_version(objects: Objects, body: dict[str, Any]) -> bool:
     return True
 
 
+StoredArray = tuple[str, ArraySpec, np.ndarray]
+"""Folder, layout, and the checksum of every chunk of an array."""
+
+
 class Version:
     """One version of a corpus or an index: rows in segments that adjoin, listed by a manifest.
 
@@ -140,6 +150,7 @@ class Version:
     url: str
     version: int
     segments: tuple[Any, ...]
+    fingerprint: Any  # sha256 of what decides the content
 
     @property
     def objects(self) -> Objects:
@@ -154,12 +165,31 @@ class Version:
         """Where the segments lie."""
         return {segment.folder for segment in self.segments}
 
+    @cached_property
+    def ref(self) -> VersionRef[Self]:
+        """What a task carries to a worker in place of all this."""
+        return VersionRef(type(self), self.url, self.version, self.fingerprint if self.version else "")
+
+    def arrays(self) -> Iterator[StoredArray]:
+        """The arrays that hold its rows."""
+        raise NotImplementedError
+
     @classmethod
     def find(cls, url: str) -> Self | None:
         """The newest published version at ``url``, None when there is none yet."""
         objects = open_objects(url)
         body = read_latest(objects)
         return None if body is None else cls.from_json(objects.url, body)
+
+    @classmethod
+    def open(cls, url: str, version: int | None = None) -> Self:
+        """A published version, the newest unless one is named."""
+        raise NotImplementedError
+
+    @classmethod
+    def layout(cls, url: str, version: int) -> bytes | None:
+        """What tells an array that is used as it is from another at its place; nothing else needs it."""
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """The manifest."""
@@ -189,19 +219,17 @@ class Version:
         ends = [0, *(stop for _, stop in ranges)]
         if not ranges or [start for start, _ in ranges] != ends[:-1] or ends[-1] != rows:
             raise IntegrityError(f"{where} does not add up: {rows} rows in segments {ranges}")
-        found._check(where)
         return found
 
     @classmethod
     def _parse(cls, url: str, body: dict[str, Any], where: str) -> Self:
+        """What only this kind lists, checked."""
         raise NotImplementedError
-
-    def _check(self, where: str) -> None:
-        """:class:`IntegrityError` unless it can be: its segments adjoin."""
 
 
 Current = TypeVar("Current", bound=Version | None)
 Next = TypeVar("Next", bound=Version)
+V = TypeVar("V", bound=Version)
 
 
 def commit(objects: Objects, find: Callable[[str], Current], change: Callable[[Current], Next]) -> tuple[Current, Next]:
@@ -228,22 +256,28 @@ def commit(objects: Objects, find: Callable[[str], Current], change: Callable[[C
 
 
 @dataclass(frozen=True)
-class VersionRef:
-    """A version, small enough to travel with every task: its place, its number, and what its content is known by."""
+class VersionRef(Generic[V]):
+    """A version, small enough to travel with every task: what it is of, its place, its number, and what its content is
+    known by."""
 
+    kind: type[V]
     url: str
     version: int
     fingerprint: str
 
+    def open(self) -> V:
+        found: V = open_remembered(self, self.kind.layout(self.url, self.version))
+        return found
+
 
 @lru_cache(maxsize=32)
-def open_remembered(ref: VersionRef, open_: Callable[[str, int], Any], layout: bytes | None = None) -> Any:
-    """What ``open_`` makes of a reference, kept for later tasks: a version is known by its content, and an array that
-    is used as it is by its ``layout``.
+def open_remembered(ref: VersionRef[V], layout: bytes | None) -> V:
+    """The version that is meant, kept for later tasks: it is known by its content, and an array that is used as it is
+    by its ``layout``.
 
     A worker outlives jobs, and a store may be removed and made anew at the same place meanwhile.
     """
-    found = open_(ref.url, ref.version)
+    found = ref.kind.open(ref.url, ref.version)
     if found.ref != ref:
         raise IntegrityError(
             f"version {ref.version} of {ref.url} is not the one that this job was planned with: it was replaced "

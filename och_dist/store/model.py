@@ -19,7 +19,7 @@ import numpy as np
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.methods.base import Hasher
 from och_dist.methods.registry import METHODS, get_method
-from och_dist.store.manifest import canonical, read_document, seal, sha256, unseal
+from och_dist.store.manifest import canonical, read_document, read_sealed, seal, sha256
 from och_dist.store.objects import Objects, open_objects
 
 FORMAT = 1
@@ -122,8 +122,7 @@ def load_model(objects: Objects, address: str) -> Model:
     hashing = get_method(method)
     hashing.check_layout(params, stated)  # before anything is read or allocated
     arrays = {name: _load_array(objects, address, name, stated[name], listed[name]["sha256"]) for name in stated}
-    data = read_document(objects, f"{address}/provenance.json")
-    provenance = {} if data is None else unseal(data, f"{where}, provenance.json")
+    provenance = read_sealed(objects, f"{address}/provenance.json") or {}
     return Model(address, method, params, hashing.from_state(params, arrays), provenance)
 
 

@@ -309,11 +309,8 @@ class BucketObjects(Objects):
                 size = self.size(key)
                 if size is None:
                     return None
-                first = max(0, size + start) if start < 0 else min(start, size)
-                last = size if stop is None else min(stop, size)
-                if last <= first:
-                    return b""
-                return bytes(self._store.get_range(key, start=first, end=last))
+                first, last, _ = slice(start, stop).indices(size)
+                return bytes(self._store.get_range(key, start=first, end=last)) if first < last else b""
             except FileNotFoundError:
                 return None
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.store.arrays import ArraySpec, create_array, open_array, read_rows, write_chunk
-from och_dist.store.ids import ids_text
-from och_dist.store.manifest import canonical, read_document, seal, unseal
+from och_dist.store.corpus import ids_text
+from och_dist.store.manifest import canonical, read_sealed, seal
 from och_dist.store.objects import LocalObjects, replacing
 
 FORMATS = (".zarr", ".npz", ".parquet", ".jsonl")
@@ -274,8 +274,7 @@ def _spool(folder: Path, batches: Iterator[Lists], id_width: int) -> tuple[np.nd
 
 def read_about(path: str) -> dict[str, Any] | None:
     """What a Zarr result says about itself, None if there is no (whole) result at ``path``."""
-    data = read_document(LocalObjects(path), ABOUT)
-    return None if data is None else unseal(data, f"{path}/{ABOUT}")
+    return read_sealed(LocalObjects(path), ABOUT)
 
 
 @dataclass(frozen=True)

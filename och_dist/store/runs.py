@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from och_dist.errors import BadInputError, ConflictError, IncompleteError
-from och_dist.store.manifest import read_document, read_latest, seal, sha256, unseal
+from och_dist.store.manifest import read_latest, read_sealed, seal, sha256
 from och_dist.store.objects import TEMPORARY, LocalObjects, Objects, storage_errors
 
 logger = logging.getLogger("och_dist")
@@ -64,11 +64,8 @@ def end_run(objects: Objects, number: int, report: dict[str, Any]) -> None:
 
 def read_run(objects: Objects, number: int) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """(how a run began, how it ended or None)."""
-    documents = []
-    for key in (run_key(number, "start"), run_key(number, "end")):
-        data = read_document(objects, key)
-        documents.append(None if data is None else unseal(data, f"{objects.url}/{key}"))
-    return documents[0] or {"run": number}, documents[1]
+    start = read_sealed(objects, run_key(number, "start"))
+    return start or {"run": number}, read_sealed(objects, run_key(number, "end"))
 
 
 def lock_path(objects: Objects) -> Path:

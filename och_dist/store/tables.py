@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from och_dist.errors import IntegrityError
-from och_dist.store.arrays import ArraySpec, create_array, find_chunk, open_layout, write_chunk
+from och_dist.store.arrays import ArraySpec, create_array, open_layout, read_plain_chunk, write_chunk
 from och_dist.store.index import CodeChunk, Index
-from och_dist.store.manifest import pack_numbers, read_document, seal, unseal
+from och_dist.store.manifest import StoredArray, pack_numbers, read_sealed, seal
 from och_dist.store.objects import Objects
 
 if TYPE_CHECKING:  # and else by the functions that compute with tables: Numba takes 60 MB, which few workers need
@@ -105,7 +105,7 @@ def _stored_cuts(index: Index, segment: int) -> list[list[TablePartition]]:
 
 def expected_record(index: Index, part: TablePartition) -> dict[str, Any]:
     """What the record of a partition must say, but for the checksums of the tables."""
-    chunks = [chunk.chunk for chunk in part.chunks]
+    chunks = [chunk.number for chunk in part.chunks]
     return {
         "format": FORMAT,
         "kind": "bucket tables",
@@ -120,14 +120,12 @@ def expected_record(index: Index, part: TablePartition) -> dict[str, Any]:
 
 def read_record(index: Index, part: TablePartition) -> dict[str, list[int]] | None:
     """Checksums (m,) of the tables, by the array they are in; None unless the tables are of these codes."""
-    key = f"{part.prefix(index)}.json"
-    data = read_document(index.objects, key)
-    if data is None:
-        return None
     try:
-        body = unseal(data, f"{index.url}/{key}")
+        body = read_sealed(index.objects, f"{part.prefix(index)}.json")
     except IntegrityError as error:
         raise _damaged(index, part, str(error)) from None
+    if body is None:
+        return None
     digests = {name: body.pop(field, None) for name, field in DIGESTS.items()}
     if body != expected_record(index, part):
         return None
@@ -185,16 +183,9 @@ def open_tables(index: Index, part: TablePartition, block: CodeBlock) -> BucketT
 
 def _read_array(index: Index, part: TablePartition, name: str, digests: list[int]) -> list[np.ndarray]:
     """The rows of an array, each one chunk, whose checksums must be ``digests``."""
-    prefix, spec, rows = f"{part.prefix(index)}/{name}", part.specs(index)[name], []
-    open_layout(index.objects, prefix, spec)  # its metadata must say what the record does
-    for number, stated in enumerate(digests):
-        found = find_chunk(
-            index.objects, prefix, number, stated=stated, nbytes=spec.stored_bytes, known="of its record"
-        )
-        if found.fault is not None:
-            raise IntegrityError(f"chunk {number} of {index.url}/{prefix} {found.fault}; run 'och verify'")
-        rows.append(found.rows(spec, number)[0])
-    return rows
+    objects, prefix, spec = index.objects, f"{part.prefix(index)}/{name}", part.specs(index)[name]
+    open_layout(objects, prefix, spec)  # its metadata must say what the record does
+    return [read_plain_chunk(objects, prefix, spec, n, stated=crc)[0] for n, crc in enumerate(digests)]
 
 
 def _damaged(index: Index, part: TablePartition, what: str) -> IntegrityError:
@@ -204,8 +195,8 @@ def _damaged(index: Index, part: TablePartition, what: str) -> IntegrityError:
     )
 
 
-def table_arrays(index: Index, segment: int) -> Iterator[tuple[str, ArraySpec, np.ndarray]]:
-    """(folder, layout, checksums) of every stored array of the tables of a segment."""
+def table_arrays(index: Index, segment: int) -> Iterator[StoredArray]:
+    """Every array of the tables of a segment."""
     for part in itertools.chain.from_iterable(_stored_cuts(index, segment)):
         digests = read_record(index, part)
         if digests is not None:

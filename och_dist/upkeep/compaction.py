@@ -6,7 +6,7 @@ as the next version after the same checks as an encoding, and older versions sta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -14,49 +14,35 @@ import numpy as np
 from och_dist.cluster import check_memory
 from och_dist.encode import checked_segment, clear_leftovers, publish_segments, run_job
 from och_dist.errors import ConflictError, IntegrityError
-from och_dist.kernels.packing import count_ones
 from och_dist.options import Option, checked
 from och_dist.stage import WORKING_BYTES, Context, Report, Stopwatch
 from och_dist.store import (
     CHUNK_ROWS,
-    RANGE_ROWS,
+    CodeChunk,
     Index,
     IndexRef,
     IndexSegment,
     Job,
-    begin_job,
     canonical,
     next_version,
     open_objects,
     open_version,
     pack_numbers,
+    row_ranges,
     sha256,
-    write_codes,
 )
 
 
-@dataclass(frozen=True)
-class CompactChunk:
-    """One output chunk: the codes of the rows in [start, stop) that are not deleted."""
-
-    index: IndexRef
-    job: Job
-    chunk: int
-    start: int
-    stop: int
-
-
-def compact_chunk(task: CompactChunk) -> int:
+def compact_chunk(source: IndexRef, job: Job, chunk: CodeChunk) -> int:
     """Gather the codes of one chunk and store them, with their row numbers where some are missing; returns how many."""
-    codes, rows = live_codes(task.index.open(), task.start, task.stop)
-    low, high = task.job.spec.bounds(task.chunk)
+    codes, rows = live_codes(source.open(), chunk.start, chunk.stop)
+    low, high = job.spec.bounds(chunk.number)
     if len(rows) != high - low:
         raise IntegrityError(
-            f"rows {task.start}..{task.stop} of {task.index.url} have {len(rows)} codes, expected {high - low}; "
-            f"run 'och verify {task.index.url}'"
+            f"rows {chunk.start}..{chunk.stop} of {source.url} have {len(rows)} codes, expected {high - low}; "
+            f"run 'och verify {source.url}'"
         )
-    ones, numbers = count_ones(codes, task.job.bits), None if task.job.whole else rows
-    write_codes(open_objects(task.index.url), task.job, task.chunk, codes, ones, task.job.input, rows=numbers)
+    job.write(open_objects(source.url), chunk.number, codes, job.input, rows=None if job.whole else rows)
     return len(rows)
 
 
@@ -91,14 +77,10 @@ def compact(
     objects, draft = open_objects(index), _draft(before, rows)
     job, merged = draft.job, [segment.job.id for segment in before.segments]  # a repair changes the generation alone
     objects.require_put_if_absent()
-    begin_job(objects, job)
+    job.begin(objects)
     room = 4 * (rows + max(chunk_sizes)) * (job.spec.width + 8) + WORKING_BYTES
     check_memory(context.client, room, f"merging a chunk of {rows} codes")
-
-    def task_of(chunk: int) -> CompactChunk:
-        return CompactChunk(before.ref, job, chunk, *draft.bounds(chunk))
-
-    run_job(objects, draft, compact_chunk, task_of, context, verb="compact")
+    run_job(objects, draft, partial(compact_chunk, before.ref, job), context, verb="compact")
 
     def replaced(current: Index | None) -> Index:
         """The next version; what was appended or deleted meanwhile is kept."""
@@ -151,9 +133,9 @@ def chunk_starts(index: Index, chunk_rows: int) -> np.ndarray:
     """(chunks,) int64: 0, and the global row of every ``chunk_rows``-th row that is not deleted."""
     starts = np.zeros(-(-index.live_rows // chunk_rows), np.int64)
     seen, chunk = 0, 1
-    for low in range(0, index.rows, RANGE_ROWS):  # one bitmap at a time
-        high = min(low + RANGE_ROWS, index.rows)
-        live = high - low - index.deleted_in(low // RANGE_ROWS)
+    for number, low, stop in row_ranges(index.rows):  # one bitmap at a time
+        high = min(stop, index.rows)
+        live = high - low - index.deleted_in(number)
         last = min(-(-(seen + live) // chunk_rows), len(starts))  # chunks that begin before the end of this range
         if chunk < last:
             places = np.arange(chunk, last) * chunk_rows - seen

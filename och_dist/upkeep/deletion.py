@@ -11,16 +11,7 @@ from och_dist.errors import UsageError
 from och_dist.options import IDS, ROWS, Option, checked
 from och_dist.search import RowSet, corpus_of_index, find_rows, row_set
 from och_dist.stage import Context, Report, Stopwatch
-from och_dist.store import (
-    RANGE_ROWS,
-    Index,
-    Objects,
-    Tombstones,
-    commit,
-    open_objects,
-    open_version,
-    put_bitmap,
-)
+from och_dist.store import Index, Objects, Tombstones, commit, open_objects, open_version, put_bitmap, row_ranges
 
 
 @checked
@@ -52,9 +43,8 @@ def delete(
         changed = _bitmaps(objects, current, wanted)
         if not changed:
             return current
-        kept = [entry for entry in current.tombstones if entry.number not in changed]
-        listed = tuple(sorted((*kept, *changed.values()), key=lambda entry: entry.number))
-        return replace(current, version=current.version + 1, tombstones=listed)
+        listed = {entry.number: entry for entry in current.tombstones} | changed
+        return replace(current, version=current.version + 1, tombstones=tuple(listed[n] for n in sorted(listed)))
 
     before, after = commit(objects, open_version, without)
     return watch.report(
@@ -71,19 +61,10 @@ def delete(
 def _bitmaps(objects: Objects, current: Index, wanted: RowSet) -> dict[int, Tombstones]:
     """Store the bitmaps of the ranges in which a row is deleted that was not; these ranges by number."""
     changed = {}
-    for number in _touched(wanted):
-        start, stop = number * RANGE_ROWS, (number + 1) * RANGE_ROWS
-        before, mask = current.deleted(start, stop), wanted.mask(start, stop)
-        after = mask if before is None else mask | before
-        if np.count_nonzero(after) > current.deleted_in(number):
-            changed[number] = put_bitmap(objects, number, after, since=current.version + 1)
+    for number, start, stop in row_ranges(wanted.stop):
+        if wanted.within(start, stop).count:
+            before, mask = current.deleted(start, stop), wanted.mask(start, stop)
+            after = mask if before is None else mask | before
+            if np.count_nonzero(after) > current.deleted_in(number):
+                changed[number] = put_bitmap(objects, number, after, since=current.version + 1)
     return changed
-
-
-def _touched(wanted: RowSet) -> list[int]:
-    """Numbers of the ranges that hold any of the rows."""
-    first, last = wanted.starts // RANGE_ROWS, (wanted.stops - 1) // RANGE_ROWS
-    long = last - first > 1  # at most as many as there are ranges, for no row is in two of them
-    between = [np.arange(low, high) for low, high in zip(first[long], last[long], strict=True)]
-    numbers: list[int] = np.unique(np.concatenate([first, last, *between])).tolist()
-    return numbers

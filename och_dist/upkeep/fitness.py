@@ -101,30 +101,23 @@ def _failures(findings: list[Finding], what: str) -> Iterator[None]:
     try:
         yield
     except OchError as error:
-        findings.append(_failed(what, error))
+        found, _, change = str(error).rpartition("; ")
+        findings.append(Finding(what, found or change, change if found else "", error.exit_code))
     except OSError as error:
         findings.append(Finding(what, str(error), "mend the storage, and run this again", IncompleteError.exit_code))
-
-
-def _failed(what: str, error: OchError) -> Finding:
-    found, _, change = str(error).rpartition("; ")
-    return Finding(what, found or change, change if found else "", error.exit_code)
 
 
 def check_machine(facts: dict[str, Any]) -> list[Finding]:
     """This process: what it is made of, and whether its libraries would take more than their share."""
     threads, cores, libraries = facts["blas_threads"], facts["cores"], ", ".join(facts["blas"]) or "none"
-    little = facts["memory"] < LEAST_MEMORY
+    little, many = facts["memory"] < LEAST_MEMORY, threads > cores
     counts = "bits are counted by AVX-512" if facts["fast_counts"] else "no AVX-512 popcount: searching takes longer"
-    blas = Finding("BLAS threads", f"{threads} ({libraries})")
-    if threads > cores:
-        change = f"set OPENBLAS_NUM_THREADS to at most {cores}"
-        blas = Finding("BLAS threads", f"{threads} on {cores} cores ({libraries})", change)
+    blas = f"{threads} on {cores} cores ({libraries})" if many else f"{threads} ({libraries})"
     return [
         Finding("software", ", ".join(f"{name} {version}" for name, version in facts["versions"].items())),
         Finding("cores", f"{cores} usable"),
         Finding("memory", _size(facts["memory"]), "use --workers 0 or smaller chunks (--chunk-rows)" * little),
-        blas,
+        Finding("BLAS threads", blas, f"set OPENBLAS_NUM_THREADS to at most {cores}" * many),
         Finding("processor", f"{facts['processor']}; {counts}"),
     ]
 
@@ -197,13 +190,13 @@ def _leaves_nothing(objects: Objects, folder: str) -> Iterator[None]:
 def _free_space(objects: LocalObjects, needed: int) -> list[Finding]:
     place = next(place for place in (objects.root, *objects.root.parents) if place.exists())
     usage, files = shutil.disk_usage(place), os.statvfs(place)
-    change, exit_code = "", 0
-    if usage.free < max(LEAST_FREE, needed):
-        change = f"make room for {_size(max(LEAST_FREE, needed))}" + " (codes of 64 bits)" * bool(needed)
+    least, found, change, exit_code = max(LEAST_FREE, needed), f"{_size(usage.free)} of {_size(usage.total)}", "", 0
+    if usage.free < least:
+        change = f"make room for {_size(least)}" + " (codes of 64 bits)" * bool(needed)
         exit_code = IncompleteError.exit_code
     elif usage.free < usage.total // 20:
         change = "make room: less than a twentieth is left"
-    findings = [Finding("free space", f"{_size(usage.free)} of {_size(usage.total)}", change, exit_code)]
+    findings = [Finding("free space", found, change, exit_code)]
     if files.f_files and files.f_favail < LEAST_FILES:
         change = "use larger chunks, or a file system with more files"
         findings.append(Finding("free files", f"{files.f_favail:,}", change))
@@ -219,12 +212,19 @@ def check_cluster(context: Context, corpus: Corpus | None = None) -> list[Findin
     scheduler = client.sync(client.scheduler.versions, callback_timeout=answer_seconds())["packages"]
     info = client.scheduler_info(n_workers=-1)["workers"]
     threads = {address: worker["nthreads"] for address, worker in info.items()}
-    return [
+    findings = [
         Finding("cluster", f"{client.scheduler.address}: {len(info)} workers, {sum(threads.values())} threads"),
         check_versions(describe_machine()["versions"], scheduler, workers),
         check_threads(workers, threads),
-        _memory(context, corpus),
     ]
+    what = f"a pass over chunks of {_size(CHUNK_BYTES)} (the default)" if corpus is None else "a pass over the corpus"
+    with _failures(findings, "memory of workers"):
+        if corpus is None:
+            check_memory(client, 3 * CHUNK_BYTES + WORKING_BYTES, what)
+        else:
+            require_room(corpus, context, what)
+        findings.append(Finding("memory of workers", f"enough for {what}"))
+    return findings
 
 
 def _on_workers(client: Client, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
@@ -273,19 +273,6 @@ def check_threads(workers: dict[str, dict[str, Any]], threads: dict[str, int]) -
             change = f"start fewer workers or threads there: {count} at most are faster"
             return Finding("thread limits", f"{busy} threads on {count} cores of {host}", change)
     return Finding("thread limits", "one BLAS thread per Dask thread, no more threads than cores")
-
-
-def _memory(context: Context, corpus: Corpus | None) -> Finding:
-    what = "a pass over the corpus"
-    try:
-        if corpus is not None:
-            require_room(corpus, context, what)
-        else:
-            what = f"a pass over chunks of {_size(CHUNK_BYTES)} (the default)"
-            check_memory(context.client, 3 * CHUNK_BYTES + WORKING_BYTES, what)
-    except UsageError as error:
-        return _failed("memory of workers", error)
-    return Finding("memory of workers", f"enough for {what}")
 
 
 def sees(url: str, key: str) -> bool:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from och_dist.encode import CLAIMS, COLLECTED
+from och_dist.encode import CLAIMS, COLLECTED, clear_leftovers
 from och_dist.errors import BadInputError, UsageError
 from och_dist.options import ExpectModel, Option, checked
 from och_dist.stage import Report, Stopwatch
@@ -17,7 +17,6 @@ from och_dist.store import (
     LocalObjects,
     Objects,
     check_expected,
-    done_chunks,
     find_index,
     list_jobs,
     load_model,
@@ -32,7 +31,7 @@ from och_dist.store import (
     version_numbers,
 )
 from och_dist.upkeep.compaction import compaction_input
-from och_dist.upkeep.integrity import open_any
+from och_dist.upkeep.verification import open_any
 
 LITTER_SECONDS = 24 * 3600
 
@@ -88,7 +87,6 @@ def inspect(path: str, *, expect_model: ExpectModel = None) -> Report:
 
 
 def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
-    parts = ("id", "start", "stop", "chunk_rows", "codec", "dropped")
     return {
         "kind": "corpus" if corpus.version else "zarr array",
         "path": corpus.url,
@@ -99,9 +97,7 @@ def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
         "bytes": corpus.nbytes,
         "ids": corpus.ids,
         "fingerprint": corpus.fingerprint,
-        "segments": [
-            {**{name: getattr(part, name) for name in parts}, "sources": list(part.sources)} for part in corpus.segments
-        ],
+        "segments": [segment.describe() for segment in corpus.segments],
     }
 
 
@@ -118,7 +114,7 @@ def status(index: str) -> Report:
         chunks = done = job.spec.n_chunks
         state = "published" if job.folder in published else "superseded"
         if job.folder not in published | earlier:
-            done = len(done_chunks(objects, job))
+            done = len(job.done(objects))
             state = "finished" if done == chunks else "unfinished"
         kind, rows = "encode" if job.kept is None else "compact", [job.start, job.stop]
         jobs.append(
@@ -268,8 +264,8 @@ def _collect_models(objects: Objects) -> int:
 
 def _collect_leftovers(objects: Objects) -> int:
     """Records and claims beside the newest codes: their publisher was killed between the commit and its last step."""
-    folders = sorted(_folders(objects, version_numbers(objects)[-1:]))
-    return sum(objects.delete_below(f"{folder}/{name}") for folder in folders for name in ("done", CLAIMS))
+    newest = find_index(objects.url)
+    return sum(clear_leftovers(objects, segment.job) for segment in newest.segments) if newest else 0
 
 
 def _collect_bitmaps(objects: Objects) -> int:

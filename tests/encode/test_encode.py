@@ -14,7 +14,7 @@ from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, ConflictError, NonFiniteError, UsageError
 from och_dist.search.stage import open_index
 from och_dist.store.arrays import open_array
-from och_dist.store.index import find_index, open_version
+from och_dist.store.index import Job, find_index, open_version
 from och_dist.store.model import load_model, split_model_path
 from och_dist.store.objects import open_objects
 from och_dist.train.stage import train
@@ -36,9 +36,9 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     ranges: list[tuple[int, int]] = []
     run = stage.encode_chunk
 
-    def record(task: Any) -> int:
-        ranges.append(task.job.rows(task.chunk))
-        return run(task)
+    def record(corpus: Any, index: str, job: Any, chunk: Any) -> int:
+        ranges.append((chunk.start, chunk.stop))
+        return run(corpus, index, job, chunk)
 
     monkeypatch.setattr(stage, "encode_chunk", record)
     return ranges
@@ -84,13 +84,13 @@ def test_a_task_is_one_whole_chunk(
     corpus: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoded: list[tuple[int, int]]
 ) -> None:
     written: list[tuple[int, int]] = []
-    write = stage.write_codes
+    write = Job.write
 
-    def record(objects: Any, job: Any, chunk: int, codes: np.ndarray, *rest: Any) -> Any:
+    def record(job: Job, objects: Any, chunk: int, codes: np.ndarray, *rest: Any) -> Any:
         written.append((chunk, len(codes)))
-        return write(objects, job, chunk, codes, *rest)
+        return write(job, objects, chunk, codes, *rest)
 
-    monkeypatch.setattr(stage, "write_codes", record)
+    monkeypatch.setattr(Job, "write", record)
     encode(corpus, str(tmp_path), model=model, chunk_rows=300)
     assert encoded == [(0, 300), (300, 600), (600, 900), (900, 1000)]
     assert written == [(0, 300), (1, 300), (2, 300), (3, 100)]

@@ -9,17 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from och_dist.encode.publication import publish
-from och_dist.encode.stage import encode
+from och_dist.encode.stage import COLLECTED, encode, publish
 from och_dist.errors import ConflictError, IncompleteError, IntegrityError, OchError, UsageError
 from och_dist.store.arrays import open_array, read_rows
 from och_dist.store.index import find_index, open_version
 from och_dist.store.objects import LocalObjects, open_objects
-from och_dist.upkeep import housekeeping as upkeep
 from och_dist.upkeep.housekeeping import gc
 from och_dist.upkeep.verification import verify
 from tests.support.crashes import Crash, crash_at, tree
-from tests.support.races import before_commit, together
+from tests.support.races import before_commit, before_operation, together
 from tests.support.stage_data import BITS, all_codes, corpus_of
 
 
@@ -260,20 +258,17 @@ def test_gc_leaves_what_is_being_published(retired: str, small: str, models: tup
     assert len(all_codes(retired)) == 200
 
 
-def test_what_gc_removes_is_not_published(
-    retired: str, small: str, models: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_gc_removes_is_not_published(retired: str, small: str, models: tuple[str, str]) -> None:
     (job,) = {segment.job.id for segment in open_version(retired, 1).segments}
-    remove = upkeep._remove
 
-    def publish_first(objects: Any, folder: str) -> int:
-        objects.delete(f"{folder}/codes/c/0/0")
+    def publish_too_late() -> None:
+        Path(retired, "segments", f"{job}.0", "codes/c/0/0").unlink()
         with pytest.raises(ConflictError, match="is being removed by 'och gc', and nothing was published"):
             publish(retired, job, corpus=small)
-        return remove(objects, folder)
 
-    monkeypatch.setattr(upkeep, "_remove", publish_first)
-    assert gc(retired, keep=1).facts["segments_removed"] == [f"segments/{job}.0"]
+    with before_operation("delete", lambda key: key.startswith(f"segments/{job}.0/"), publish_too_late) as waiting:
+        assert gc(retired, keep=1).facts["segments_removed"] == [f"segments/{job}.0"]
+    assert not waiting
     assert open_version(retired).version == 2
     verify(retired)
     encode(small, retired, model=models[0], chunk_rows=80)
@@ -281,19 +276,16 @@ def test_what_gc_removes_is_not_published(
     assert len(all_codes(retired)) == 200
 
 
-def test_a_publish_that_comes_during_the_mark_is_seen(
-    retired: str, small: str, models: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_publish_that_comes_during_the_mark_is_seen(retired: str, small: str, models: tuple[str, str]) -> None:
     """Published, and replaced again, between the plan of gc and its mark: a version that stays still uses the job."""
-    mark = upkeep._mark
 
-    def publish_first(*args: Any) -> Any:
+    def publish_first() -> None:
         for model in models:
             encode(small, retired, model=model, chunk_rows=80)
-        return mark(*args)
 
-    monkeypatch.setattr(upkeep, "_mark", publish_first)
-    gc(retired, keep=1)
+    with before_operation("put", lambda key: key.endswith(COLLECTED), publish_first) as waiting:
+        gc(retired, keep=1)
+    assert not waiting
     for number in (2, 3, 4):
         assert len(all_codes(retired, number)) == 200
     verify(retired)

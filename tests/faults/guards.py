@@ -13,7 +13,7 @@ import pytest
 import zarr
 from zarr.codecs import Crc32cCodec
 
-from och_dist.encode import publication as publish
+from och_dist.encode import stage as publish
 from och_dist.store import arrays, corpus, index
 from och_dist.store.objects import BucketObjects, LocalObjects, Objects
 
@@ -112,7 +112,7 @@ def _stored_empty_chunks(patch: pytest.MonkeyPatch) -> None:
 
 
 def _publish_check(patch: pytest.MonkeyPatch) -> None:
-    def believe(objects: Objects, job: Any, chunk: int, start: int, stop: int) -> publish.CheckedChunk:
+    def believe(objects: Objects, job: Any, chunk: index.CodeChunk) -> index.ChunkRecord:
         return publish.read_record(objects, job, chunk)
 
     patch.setattr(publish, "check_chunk", believe)

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from och_dist.encode.publication import publish
-from och_dist.encode.stage import encode
+from och_dist.encode.stage import encode, publish
 from och_dist.errors import ConflictError, OchError
 from och_dist.ingest.stage import ingest
 from och_dist.store.index import open_version

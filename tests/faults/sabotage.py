@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from och_dist.encode import stage
+from och_dist.store.index import Job
 
 POISON = 60
 GLUTTONY = 3 << 30
 STEP = 16 << 20
 
-_store = stage.write_codes
+_store = Job.write
 
 
 def crash(folder: Path, chunk: int) -> None:
@@ -51,14 +51,14 @@ DEEDS = {"crash": crash, "take_memory": take_memory, "stop": stop}
 def dask_setup(worker: Any) -> None:
     folder, deed = Path(os.environ["OCH_SABOTAGE_FOLDER"]), DEEDS[os.environ["OCH_SABOTAGE"]]
 
-    def write_codes(objects: Any, job: Any, chunk: int, *args: Any, **options: Any) -> Any:
+    def write(job: Any, objects: Any, chunk: int, *args: Any, **options: Any) -> Any:
         armed = (folder / "armed").exists()
         if armed:
             deed(folder, chunk)
         try:
-            return _store(objects, job, chunk, *args, **options)
+            return _store(job, objects, chunk, *args, **options)
         finally:
             if armed:
                 (folder / f"stored-{os.getpid()}-{chunk}").touch()
 
-    stage.write_codes = write_codes
+    Job.write = write  # type: ignore[method-assign]

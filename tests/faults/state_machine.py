@@ -19,8 +19,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from och_dist.encode.publication import CLAIMS, COLLECTED, publish
-from och_dist.encode.stage import encode
+from och_dist.encode.stage import CLAIMS, COLLECTED, encode, publish
 from och_dist.errors import OchError
 from och_dist.ingest.stage import ingest
 from och_dist.store.corpus import find_corpus

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from och_dist.encode.publication import publish
-from och_dist.encode.stage import encode
+from och_dist.encode.stage import encode, publish
 from och_dist.errors import OchError
 from och_dist.ingest.stage import ingest
 from och_dist.store.corpus import open_corpus

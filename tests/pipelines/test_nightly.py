@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from och_dist.store.index import model_objects, open_version
-from och_dist.store.jobs import done_chunks, list_jobs
+from och_dist.store.index import list_jobs, model_objects, open_version
 from och_dist.store.model import load_model
 from och_dist.store.objects import open_objects
 from tests.support.command import facts
@@ -73,7 +72,7 @@ class Job:
 
     def done(self, known: set[str]) -> int:
         objects = open_objects(str(self.index))
-        return sum(len(done_chunks(objects, job)) for job in list_jobs(objects) if job.id not in known)
+        return sum(len(job.done(objects)) for job in list_jobs(objects) if job.id not in known)
 
     def codes(self, version: int | None = None) -> np.ndarray:
         return np.concatenate([codes for _, codes in open_version(str(self.index), version).blocks()])

@@ -21,8 +21,7 @@ from och_dist.search import placement
 from och_dist.search.bucket_tables import build_tables
 from och_dist.search.searcher import open_index
 from och_dist.store.arrays import write_chunk
-from och_dist.store.index import IndexSegment, model_objects, next_version
-from och_dist.store.jobs import Job, begin_job
+from och_dist.store.index import IndexSegment, Job, model_objects, next_version
 from och_dist.store.manifest import commit_version
 from och_dist.store.model import save_model
 from och_dist.store.objects import open_objects
@@ -62,10 +61,10 @@ class World:
             objects = open_objects(str(folder / "index"))
             address = save_model(model_objects(objects.url), hasher, {})
             job = Job(address, self.bits, 0, len(self.rows), self.chunk_rows, "drawn")
-            begin_job(objects, job)
+            job.begin(objects)
             codes = hasher.encode_block(self.rows)
             crcs = [
-                write_chunk(objects, f"{job.folder}/codes", number, codes[slice(*job.rows(number))]).crc
+                write_chunk(objects, f"{job.folder}/codes", number, codes[slice(*job.spec.bounds(number))]).crc
                 for number in range(job.spec.n_chunks)
             ]
             segment = IndexSegment(job, np.array(crcs, "<u4"))

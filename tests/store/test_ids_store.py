@@ -17,8 +17,7 @@ from och_dist.ingest.stage import ingest
 from och_dist.sources import formats
 from och_dist.sources.files import open_ids, read_ids
 from och_dist.store import corpus as corpus_store
-from och_dist.store.corpus import open_corpus
-from och_dist.store.ids import IdLayout, id_hashes, id_keys, ids_text
+from och_dist.store.corpus import IdLayout, id_hashes, id_keys, ids_text, open_corpus
 from och_dist.store.manifest import seal, version_key
 
 TEXT = st.text(st.characters(exclude_characters="\0\n\r", exclude_categories=["Cs"]), min_size=1, max_size=12)

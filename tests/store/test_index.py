@@ -17,12 +17,13 @@ from och_dist.store.index import (
     CodeChunk,
     Index,
     IndexSegment,
+    Job,
     find_index,
+    list_jobs,
     model_objects,
     next_version,
     open_version,
 )
-from och_dist.store.jobs import Job, begin_job, done_chunks, list_jobs, read_job, record_key, write_codes
 from och_dist.store.manifest import commit_version, open_remembered, pack_numbers, seal, version_key
 from och_dist.store.model import save_model
 from och_dist.store.objects import LocalObjects
@@ -40,11 +41,11 @@ def codes_of(rows: int, seed: int = 0) -> np.ndarray:
 
 
 def encode(objects: LocalObjects, job: Job, codes: np.ndarray) -> IndexSegment:
-    begin_job(objects, job)
+    job.begin(objects)
     crcs = []
     for chunk in range(job.spec.n_chunks):
         low, high = job.spec.bounds(chunk)
-        crcs.append(write_codes(objects, job, chunk, codes[low:high], np.zeros(12, int), "source").crc)
+        crcs.append(job.write(objects, chunk, codes[low:high], "source").crc)
     return IndexSegment(job, np.array(crcs, "<u4"))
 
 
@@ -115,42 +116,43 @@ def test_the_id_of_a_job_is_its_work() -> None:
 
 def test_rows_of_a_job() -> None:
     job = job_of(100, 110)
-    assert [job.rows(chunk) for chunk in range(job.spec.n_chunks)] == [(100, 104), (104, 108), (108, 110)]
+    chunks = IndexSegment(job).chunks()
+    assert [(chunk.start, chunk.stop) for chunk in chunks] == [(100, 104), (104, 108), (108, 110)]
     assert (job.spec.width, job.spec.rows) == (2, 10)
 
 
 def test_jobs_on_disk(url: str) -> None:
     objects, job = LocalObjects(url), job_of(0, 10)
-    assert read_job(objects, job.folder) is None
-    begin_job(objects, job)
-    begin_job(objects, job)
-    assert read_job(objects, job.folder) == job
-    assert done_chunks(objects, job) == set()
+    assert Job.read(objects, job.folder) is None
+    job.begin(objects)
+    job.begin(objects)
+    assert Job.read(objects, job.folder) == job
+    assert job.done(objects) == set()
     codes = codes_of(10)
-    write_codes(objects, job, 1, codes[4:8], np.zeros(12, int), "source")
-    write_codes(objects, job, 1, codes[4:8], np.zeros(12, int), "source")
-    assert done_chunks(objects, job) == {1}
+    job.write(objects, 1, codes[4:8], "source")
+    job.write(objects, 1, codes[4:8], "source")
+    assert job.done(objects) == {1}
     with pytest.raises(ConflictError):
-        write_codes(objects, job, 1, codes[:4], np.zeros(12, int), "source")
+        job.write(objects, 1, codes[:4], "source")
     with pytest.raises(ConflictError):
-        write_codes(objects, job, 1, codes[4:8], np.ones(12, int), "source")
+        job.write(objects, 1, codes[4:8], "another source")
     assert np.array_equal(codes[4:8].tobytes(), objects.get(chunk_key(f"{job.folder}/codes", 1))[:-4])
     assert list_jobs(objects) == [job]
     for name in ("00000099.json", "x.json", "²².json"):
         objects.put(f"{job.folder}/done/{name}", b"{}")
-    assert done_chunks(objects, job) == {1}
-    assert record_key(job, 1).endswith("/done/00000001.json")
+    assert job.done(objects) == {1}
+    assert job.record_key(1).endswith("/done/00000001.json")
 
 
 def test_a_record_comes_after_its_chunk(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     objects, job = LocalObjects(url), job_of(0, 10)
-    begin_job(objects, job)
+    job.begin(objects)
     monkeypatch.setattr(
         LocalObjects, "put", lambda self, key, data, put=LocalObjects.put: stop_at_record(self, key, data, put)
     )
     with pytest.raises(KeyboardInterrupt):
-        write_codes(objects, job, 0, codes_of(4), np.zeros(12, int), "source")
-    assert done_chunks(objects, job) == set()
+        job.write(objects, 0, codes_of(4), "source")
+    assert job.done(objects) == set()
     assert objects.size(chunk_key(f"{job.folder}/codes", 0)) is not None
 
 
@@ -162,10 +164,10 @@ def stop_at_record(objects: LocalObjects, key: str, data: bytes, put: Any) -> An
 
 def test_a_job_in_the_folder_of_another(url: str) -> None:
     objects, job = LocalObjects(url), job_of(0, 10)
-    begin_job(objects, job)
+    job.begin(objects)
     objects.put("segments/copy.0/job.json", objects.get(f"{job.folder}/job.json"))
     with pytest.raises(IntegrityError, match="it was copied or renamed"):
-        read_job(objects, "segments/copy.0")
+        Job.read(objects, "segments/copy.0")
 
 
 FALSE_JOBS: list[dict[str, Any]] = [
@@ -178,12 +180,12 @@ FALSE_JOBS: list[dict[str, Any]] = [
 def test_jobs_that_cannot_be(url: str, changes: dict[str, Any]) -> None:
     LocalObjects(url).put("segments/a.0/job.json", seal({**job_of(0, 10).to_json(), **changes}))
     with pytest.raises(IntegrityError, match="does not describe a job"):
-        read_job(LocalObjects(url), "segments/a.0")
+        Job.read(LocalObjects(url), "segments/a.0")
 
 
 def test_a_damaged_job(url: str) -> None:
     objects, job = LocalObjects(url), job_of(0, 10)
-    begin_job(objects, job)
+    job.begin(objects)
     path = Path(url, job.folder, "job.json")
     path.write_bytes(path.read_bytes().replace(b'"bits": 12', b'"bits": 13'))
     with pytest.raises(IntegrityError, match=r"job\.json does not match its own sha256"):

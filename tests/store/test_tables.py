@@ -13,8 +13,7 @@ from och_dist.errors import IntegrityError
 from och_dist.kernels.buckets import cut_bits, make_tables, read_substring, sort_table
 from och_dist.kernels.hamming import CodeBlock, hamming_top_k, lay_out
 from och_dist.kernels.packing import code_words
-from och_dist.store.index import Index, IndexSegment, next_version, open_version
-from och_dist.store.jobs import Job, begin_job, write_codes
+from och_dist.store.index import Index, IndexSegment, Job, next_version, open_version
 from och_dist.store.manifest import commit_version, seal, unseal
 from och_dist.store.objects import LocalObjects, open_objects
 from och_dist.store.tables import (
@@ -41,10 +40,10 @@ def make_index(url: str, sizes: tuple[int, ...] = (40, 25), seed: int = 0) -> In
     for number, size in enumerate(sizes):
         start = sum(sizes[:number])
         job = Job("ab" * 32, BITS, start, start + size, 8, f"digest {seed} {start}")
-        begin_job(objects, job)
+        job.begin(objects)
         codes = rng.integers(0, 256, (size, 3), dtype=np.uint8) & np.array([255, 255, 15], np.uint8)
         crcs = [
-            write_codes(objects, job, chunk, codes[slice(*job.spec.bounds(chunk))], np.zeros(BITS, int), "source").crc
+            job.write(objects, chunk, codes[slice(*job.spec.bounds(chunk))], "source").crc
             for chunk in range(job.spec.n_chunks)
         ]
         segments = (*segments, IndexSegment(job, np.array(crcs, "<u4")))

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from och_dist.store import tombstones
+from och_dist.encode.stage import encode
+from och_dist.store import index as index_store
 from och_dist.store.index import Index, open_version
-from och_dist.upkeep import compaction as compact_stage
-from och_dist.upkeep import deletion as delete_stage
-from och_dist.upkeep import repair as repair_stage
+from tests.support.stage_data import corpus_of
 
 
 @contextmanager
 def small_ranges(rows: int = 64) -> Iterator[None]:
     """Bitmaps of so few rows that a small index has several."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (tombstones, delete_stage, compact_stage, repair_stage):
-            patch.setattr(module, "RANGE_ROWS", rows)
-        patch.setattr(tombstones, "BITMAP_BYTES", rows // 8)
-        tombstones.remembered_bitmap.cache_clear()
+        patch.setattr(index_store, "RANGE_ROWS", rows)
+        index_store.remembered_bitmap.cache_clear()
         yield
-    tombstones.remembered_bitmap.cache_clear()
+    index_store.remembered_bitmap.cache_clear()
+
+
+def grow(folder: Path, rows: np.ndarray, cuts: list[int], model: str, *, chunk_rows: int) -> str:
+    """An index in ``folder`` that gets a segment for each part of ``rows``, cut at these places; returns its corpus."""
+    for part in np.split(rows, cuts):
+        corpus = corpus_of(folder, part)
+        encode(corpus, str(folder / "index"), model=model, chunk_rows=chunk_rows)
+    return corpus
+
+
+def corpus_beside(index: str) -> str:
+    return str(Path(index).parent / "corpus")
 
 
 def live_codes(index: str | Index, version: int | None = None) -> dict[int, bytes]:

@@ -12,6 +12,7 @@ import pytest
 
 from och_dist.stage import Context
 from och_dist.store import manifest
+from och_dist.store.objects import LocalObjects
 
 
 def after_tasks(number: int, action: Callable[[], Any]) -> Context:
@@ -41,6 +42,26 @@ def together(*actions: Callable[[], Any]) -> list[Any]:
     for thread in threads:
         thread.join(60)
     return outcomes
+
+
+@contextmanager
+def before_operation(
+    name: str, matches: Callable[[str], bool], action: Callable[[], Any]
+) -> Iterator[list[Callable[[], Any]]]:
+    """Before the first ``put`` or ``delete`` of a local store whose key ``matches``, ``action`` is done.
+
+    Yields it in a list as long as it is not done.
+    """
+    waiting, plain = [action], getattr(LocalObjects, name)
+
+    def overtaken(objects: LocalObjects, key: str, *args: Any, **options: Any) -> Any:
+        if waiting and matches(key):
+            waiting.pop()()
+        return plain(objects, key, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalObjects, name, overtaken)
+        yield waiting
 
 
 @contextmanager

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from och_dist.encode.publication import publish_new
-from och_dist.encode.stage import encode
+from och_dist.encode.stage import encode, publish_new
 from och_dist.errors import IncompleteError, IntegrityError, UsageError
 from och_dist.store.index import find_index, open_version
 from och_dist.store.objects import open_objects

@@ -14,26 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from och_dist.encode import stage as encoding
-from och_dist.encode.publication import publish
-from och_dist.encode.stage import encode
+from och_dist.encode.stage import encode, publish
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.evaluate.exact import truth
 from och_dist.evaluate.stage import evaluate
 from och_dist.search.stage import open_index
 from och_dist.stage import Context
 from och_dist.store.corpus import open_corpus
-from och_dist.store.index import open_version
+from och_dist.store.index import Tombstones, open_version
 from och_dist.store.manifest import seal, version_key
 from och_dist.store.model import split_model_path
 from och_dist.store.objects import open_objects
-from och_dist.store.tombstones import Tombstones
 from och_dist.upkeep import compaction as stage
 from och_dist.upkeep.compaction import chunk_starts, compact
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.housekeeping import gc, inspect, status
 from och_dist.upkeep.verification import verify
 from tests.support.crashes import Crash, crash_at, tree
-from tests.support.index_help import live_codes, small_ranges, without
+from tests.support.index_help import corpus_beside, grow, live_codes, small_ranges, without
 from tests.support.races import after_tasks, together
 from tests.support.stage_data import all_codes, corpus_of
 
@@ -42,21 +40,8 @@ from tests.support.stage_data import all_codes, corpus_of
 def made(vectors: np.ndarray, model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus of 250 rows and its index of three segments, in chunks of 40."""
     folder = tmp_path_factory.mktemp("compacting")
-    for part in np.split(vectors[:250], [90, 150]):
-        corpus = corpus_of(folder, part)
-        encode(corpus, str(folder / "index"), model=model, chunk_rows=40)
+    grow(folder, vectors[:250], [90, 150], model, chunk_rows=40)
     return folder
-
-
-@pytest.fixture
-def index(made: Path, tmp_path: Path) -> str:
-    """A copy of the index, to write to; its corpus lies beside it."""
-    shutil.copytree(made, tmp_path / "copy")
-    return str(tmp_path / "copy" / "index")
-
-
-def corpus_beside(index: str) -> str:
-    return str(Path(index).parent / "corpus")
 
 
 def segment_sizes(index: str) -> list[list[int]]:

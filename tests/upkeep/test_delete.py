@@ -18,15 +18,14 @@ from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageE
 from och_dist.evaluate.exact import truth
 from och_dist.evaluate.stage import evaluate
 from och_dist.search.stage import open_index
-from och_dist.store.index import open_version
+from och_dist.store.index import open_version, remembered_bitmap
 from och_dist.store.model import split_model_path
-from och_dist.store.tombstones import remembered_bitmap
 from och_dist.upkeep import housekeeping as upkeep
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.housekeeping import gc, inspect, status
 from och_dist.upkeep.verification import verify
 from tests.support.crashes import Crash, crash_at, tree
-from tests.support.index_help import live_codes, small_ranges, without
+from tests.support.index_help import corpus_beside, grow, live_codes, small_ranges, without
 from tests.support.races import before_commit, together
 from tests.support.stage_data import all_codes, corpus_of
 
@@ -35,21 +34,8 @@ from tests.support.stage_data import all_codes, corpus_of
 def made(vectors: np.ndarray, model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus of 250 rows and its index of two segments, in chunks of 40."""
     folder = tmp_path_factory.mktemp("deleting")
-    for part in np.split(vectors[:250], [150]):
-        corpus = corpus_of(folder, part)
-        encode(corpus, str(folder / "index"), model=model, chunk_rows=40)
+    grow(folder, vectors[:250], [150], model, chunk_rows=40)
     return folder
-
-
-@pytest.fixture
-def index(made: Path, tmp_path: Path) -> str:
-    """A copy of the index, to write to; its corpus lies beside it."""
-    shutil.copytree(made, tmp_path / "copy")
-    return str(tmp_path / "copy" / "index")
-
-
-def corpus_beside(index: str) -> str:
-    return str(Path(index).parent / "corpus")
 
 
 def bitmaps(index: str) -> list[str]:

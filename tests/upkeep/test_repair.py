@@ -8,16 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from och_dist.encode.stage import encode
 from och_dist.errors import IntegrityError, UsageError
-from och_dist.store.index import open_version
-from och_dist.store.tombstones import remembered_bitmap
+from och_dist.search.bucket_tables import build_tables
+from och_dist.store.index import open_version, remembered_bitmap
 from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.housekeeping import gc
 from och_dist.upkeep.verification import verify
 from tests.support.crashes import Crash, crash_at, tree
-from tests.support.index_help import live_codes
+from tests.support.index_help import grow, live_codes
 from tests.support.races import before_commit
 from tests.support.stage_data import corpus_of
 from tests.upkeep.test_verify import damage
@@ -29,9 +28,7 @@ HOW = ("flip middle", "cut", "empty", "delete")
 def made(vectors: np.ndarray, model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus of 250 rows; an index of it in two segments, and the same one with 20 rows dropped by a compaction."""
     folder = tmp_path_factory.mktemp("repairing")
-    for part in np.split(vectors[:250], [90]):
-        corpus = corpus_of(folder, part)
-        encode(corpus, str(folder / "index"), model=model, chunk_rows=40)
+    grow(folder, vectors[:250], [90], model, chunk_rows=40)
     shutil.copytree(folder / "index", folder / "compacted")
     delete(str(folder / "compacted"), rows="30-49")
     compact(str(folder / "compacted"), chunk_rows=50)
@@ -130,6 +127,18 @@ def test_a_bitmap_of_rows_that_have_codes_is_not(copy: Path) -> None:
     remembered_bitmap.cache_clear()
     with pytest.raises(IntegrityError, match=r"bitmap of deleted rows, is missing.*Restore these objects from a copy"):
         verify(str(index), repair=True)
+
+
+@pytest.mark.parametrize("key", ["000000.json", "000000/rows/c/0/0"])
+def test_damaged_tables_are_removed(key: str, copy: Path) -> None:
+    index = copy / "index"
+    before = tree(index)
+    build_tables(str(index), partition_rows=80, least_rows=1)
+    damage(next(segment(index).glob(f"tables/*/{key}")), "flip middle")
+    with pytest.raises(IntegrityError, match=r"1 faults in .*tables"):
+        verify(str(index))
+    assert verify(str(index), repair=True).facts["repaired"] == 1
+    assert {key: data for key, data in tree(index).items() if "/tables/" not in key} == before
 
 
 def test_a_repaired_segment_can_be_repaired(copy: Path) -> None:

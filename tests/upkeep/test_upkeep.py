@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +21,12 @@ from och_dist.store.corpus import open_corpus
 from och_dist.store.index import model_objects, open_version
 from och_dist.store.manifest import version_key
 from och_dist.store.model import load_model, split_model_path
-from och_dist.store.objects import LocalObjects
 from och_dist.upkeep.housekeeping import gc, inspect, status
 from och_dist.upkeep.verification import verify
+from tests.support.command import och
 from tests.support.crashes import Crash, crash_at, tree
+from tests.support.index_help import grow
+from tests.support.races import before_operation
 from tests.support.stage_data import BITS, all_codes, corpus_of
 
 
@@ -30,20 +34,11 @@ from tests.support.stage_data import BITS, all_codes, corpus_of
 def made(vectors: np.ndarray, models: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """corpus of 2 versions; index: 1 and 2 of the first model, 3 of the second, and an unpublished job of 50 rows."""
     folder = tmp_path_factory.mktemp("made")
-    for part in np.split(vectors[:300], [180]):
-        corpus = corpus_of(folder, part)
-        encode(corpus, str(folder / "index"), model=models[0], chunk_rows=80)
+    corpus = grow(folder, vectors[:300], [180], models[0], chunk_rows=80)
     encode(corpus, str(folder / "index"), model=models[1], chunk_rows=80)
     corpus_of(folder, vectors[300:350])
     encode(corpus, str(folder / "index"), model=models[1], chunk_rows=20, publish=False)
     return folder
-
-
-@pytest.fixture
-def index(made: Path, tmp_path: Path) -> str:
-    """A copy of the index; its corpus lies beside it."""
-    shutil.copytree(made, tmp_path / "copy")
-    return str(tmp_path / "copy" / "index")
 
 
 def jobs_of(index: str, version: int) -> list[str]:
@@ -164,24 +159,37 @@ def test_a_store_of_trainings_keeps_its_models(corpus: str, models: tuple[str, s
     assert models_in(str(tmp_path)) == {*(split_model_path(model)[1] for model in models), "trained"}
 
 
-def test_a_job_that_begins_while_its_model_goes(
-    index: str, models: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_begins_while_its_model_goes(index: str, models: tuple[str, str]) -> None:
     """gc has read the jobs and is about to delete an unused model when somebody starts to encode with it."""
     corpus, first = str(Path(index).parent / "corpus"), split_model_path(models[0])[1]
-    delete, begun = LocalObjects.delete, []
 
-    def begin_first(objects: LocalObjects, key: str) -> None:
-        if key == f"{first}/model.json" and not begun:
-            begun.append(encode(corpus, index, model=models[0], publish=False))
-        delete(objects, key)
+    def begin() -> None:
+        encode(corpus, index, model=models[0], publish=False)
 
-    monkeypatch.setattr(LocalObjects, "delete", begin_first)
-    gc(index, keep=1)
-    assert begun
+    with before_operation("delete", lambda key: key == f"{first}/model.json", begin) as waiting:
+        gc(index, keep=1)
+    assert not waiting
     load_model(model_objects(index), first)
     encode(corpus, index, model=models[0])
     open_index(index)
+    verify(index)
+
+
+def test_a_delete_that_fails_is_incomplete_work(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the disk while old versions are removed: exit code 5, and the same command ends it."""
+    remove = os.unlink
+
+    def fail(path: Path, **options: Any) -> None:
+        if Path(path).parent.name == "versions":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        remove(path, **options)
+
+    monkeypatch.setattr(os, "unlink", fail)
+    told = och("gc", index, "--keep", "1", code=5).stderr
+    assert "Input/output error" in told
+    assert "run the same command again" in told
+    monkeypatch.undo()
+    och("gc", index, "--keep", "1")
     verify(index)
 
 

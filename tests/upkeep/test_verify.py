@@ -21,6 +21,7 @@ from och_dist.store.objects import LocalObjects
 from och_dist.upkeep.housekeeping import gc, status
 from och_dist.upkeep.verification import verify
 from tests.support.crashes import tree
+from tests.support.index_help import grow
 from tests.support.stage_data import corpus_of
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -49,9 +50,7 @@ EVERY = pytest.mark.parametrize("how", [*DAMAGES, "delete"])
 def sound(vectors: np.ndarray, models: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """corpus (2 versions), index (3 versions, 2 models) and models; copied before anything is damaged."""
     folder = tmp_path_factory.mktemp("sound")
-    for part in np.split(vectors[:300], [180]):
-        corpus = corpus_of(folder, part)
-        encode(corpus, str(folder / "index"), model=models[0], chunk_rows=80)
+    corpus = grow(folder, vectors[:300], [180], models[0], chunk_rows=80)
     encode(corpus, str(folder / "index"), model=models[1], chunk_rows=80)
     shutil.copytree(split_model_path(models[0])[0], folder / "models")
     return folder
