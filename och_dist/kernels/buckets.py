@@ -30,9 +30,12 @@ from och_dist.kernels.buckets_numba import (
 )
 from och_dist.kernels.hamming import (
     CodeBlock,
+    Neighbours,
+    Within,
     aligned,
     check_k,
     check_limits,
+    check_radius,
     hamming_radius,
     hamming_top_k,
     indptr_of,
@@ -135,16 +138,6 @@ class BucketTables:
     arrays: TableArrays = field(repr=False)
 
     @property
-    def n(self) -> int:
-        """Rows."""
-        return self.block.n
-
-    @property
-    def n_bits(self) -> int:
-        """Bits of a code."""
-        return self.block.n_bits
-
-    @property
     def nbytes(self) -> int:
         """Memory in use, beside the block."""
         return int(sum(array.nbytes for array in self.arrays))
@@ -157,17 +150,17 @@ class BucketTables:
         live: np.ndarray | None = None,
         limits: np.ndarray | None = None,
         allowance: float | None = ALLOWANCE,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> Neighbours:
         """The same as ``hamming_top_k`` of the block, bit for bit.
 
         ``allowance`` is what a query may spend here, in flat scans, before it is scanned flat; None never gives up.
         """
         check_k(k)
-        bounds = check_limits(limits, len(queries), self.n_bits)
+        bounds = check_limits(limits, len(queries), self.block.n_bits)
         shape = len(queries), min(int(k), rows_to_scan(self.block, live, 0)[3])
-        distances, rows = np.full(shape, self.n_bits + 1, np.int32), np.full(shape, -1, np.int64)
+        distances, rows = np.full(shape, self.block.n_bits + 1, np.int32), np.full(shape, -1, np.int64)
         if not distances.size:
-            check_padding(queries, self.n_bits, "queries")
+            check_padding(queries, self.block.n_bits, "queries")
             return distances, rows
         keys, indptr, finished, _ = self.search(queries, shape[1], bounds, live=live, allowance=allowance)
         filled = np.arange(shape[1]) < np.diff(indptr)[:, None]
@@ -179,18 +172,12 @@ class BucketTables:
         return distances, rows
 
     def radius(
-        self,
-        queries: np.ndarray,
-        radius: int,
-        *,
-        live: np.ndarray | None = None,
-        allowance: float | None = ALLOWANCE,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self, queries: np.ndarray, radius: int, *, live: np.ndarray | None = None, allowance: float | None = ALLOWANCE
+    ) -> Within:
         """The same as ``hamming_radius`` of the block, bit for bit; ``allowance`` as in :meth:`top_k`."""
-        if radius < 0:
-            raise UsageError(f"radius={radius}; expected a distance of at least 0")
+        check_radius(radius)
         n_live = rows_to_scan(self.block, live, 0)[3]
-        bounds = np.full(len(queries), min(int(radius), self.n_bits), np.int64)
+        bounds = np.full(len(queries), min(int(radius), self.block.n_bits), np.int64)
         keys, indptr, finished, _ = self.search(queries, max(1, n_live), bounds, live=live, allowance=allowance)
         found = indptr, (keys >> ROW_BITS).astype(np.int32), keys & (MAX_ROWS - 1)
         if finished.all():
@@ -207,12 +194,12 @@ class BucketTables:
         live: np.ndarray | None = None,
         allowance: float | None = ALLOWANCE,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Keys, indptr (q + 1,), finished (q,) and work (q, 3): look-ups, groups, matches; see
-        ``search_tables``."""
-        words = np.array(scan_words(queries, self.n_bits))  # writable, or all would be compiled a second time
-        n_live = self.n if live is None else int(np.count_nonzero(live))
-        budget = inf if allowance is None else allowance * COSTS.of_scan(self.n_bits, n_live)
-        costs = np.array([COSTS.lookup, COSTS.of_group(self.n_bits), COSTS.match, budget])
+        """Keys, indptr (q + 1,), finished (q,) and work (q, 3): look-ups, groups, matches; see ``search_tables``."""
+        n_bits = self.block.n_bits
+        words = np.array(scan_words(queries, n_bits))  # writable, or all would be compiled a second time
+        n_live = self.block.n if live is None else int(np.count_nonzero(live))
+        budget = inf if allowance is None else allowance * COSTS.of_scan(n_bits, n_live)
+        costs = np.array([COSTS.lookup, COSTS.of_group(n_bits), COSTS.match, budget])
         flags = NO_LIVE if live is None else np.ascontiguousarray(live)
         return search_tables(words, self.arrays, wanted, np.ascontiguousarray(bounds, np.int64), flags, costs)
 
@@ -269,19 +256,11 @@ def _check_table(rows: np.ndarray, offsets: np.ndarray, n: int, values: int) -> 
         raise IntegrityError(f"a bucket table of {rows.shape[0]} rows does not fit {n} codes; build the tables again")
 
 
-def _interleave(
-    found: tuple[np.ndarray, np.ndarray, np.ndarray],
-    scanned: tuple[np.ndarray, np.ndarray, np.ndarray],
-    late: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _interleave(found: Within, scanned: Within, late: np.ndarray) -> Within:
     """``found`` with the results ``scanned`` put in for the queries ``late``, of which it holds nothing."""
-    counts = np.diff(found[0])
-    owner = np.repeat(np.arange(len(counts)), counts)
-    late_counts = np.diff(scanned[0])
-    order = np.argsort(np.concatenate([owner, np.repeat(late, late_counts)]), kind="stable")
-    counts[late] = late_counts
-    return (
-        indptr_of(counts),
-        np.concatenate([found[1], scanned[1]])[order],
-        np.concatenate([found[2], scanned[2]])[order],
-    )
+    counts, more = np.diff(found[0]), np.diff(scanned[0])
+    owners = np.concatenate([np.repeat(np.arange(len(counts)), counts), np.repeat(late, more)])
+    order = np.argsort(owners, kind="stable")
+    counts[late] = more
+    distances, rows = (np.concatenate(pair)[order] for pair in zip(found[1:], scanned[1:], strict=True))
+    return indptr_of(counts), distances, rows

@@ -17,29 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from och_dist.errors import BadInputError, UsageError
+from och_dist.errors import UsageError
 from och_dist.kernels import hamming_numba
-from och_dist.kernels.packing import check_padding, code_words
-from och_dist.kernels.simd import GROUP, popcount
-
-__all__ = [
-    "GROUP",
-    "CodeBlock",
-    "hamming_histogram",
-    "hamming_pairs",
-    "hamming_radius",
-    "hamming_top_k",
-    "lay_out",
-    "merge_radius",
-    "merge_top_k",
-    "popcount",
-]
+from och_dist.kernels.packing import check_padding, check_words, code_words
+from och_dist.kernels.simd import GROUP
 
 Neighbours = tuple[np.ndarray, np.ndarray]
 Within = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 GATHER_COST = 100
-"""Codes scanned for one query in the time it takes to gather one."""
+"""Codes scanned for one query in the time it takes to gather one; fewer where comparing takes longer."""
 
 SAMPLE_STRIDE = 32
 SAMPLE_FROM = 1 << 16
@@ -118,24 +105,47 @@ def hamming_top_k(
     k-th distance: rows beyond them are not found, and the place they leave at the end has distance n_bits + 1 and
     row -1.
     """
-    words = scan_words(queries, block.n_bits)
-    check_k(k)
+    words, beyond = scan_words(queries, block.n_bits), block.n_bits + 1
     bounds = check_limits(limits, len(words), block.n_bits) + 1
-    block, live, kept, n_live = rows_to_scan(block, live, len(words))
-    distances = np.full((len(words), min(int(k), n_live)), block.n_bits + 1, dtype=np.int32)
-    rows = np.full(distances.shape, -1, dtype=np.int64)
+
+    def scan(some: slice | np.ndarray, groups: np.ndarray, live: np.ndarray, *rest: np.ndarray) -> np.ndarray:
+        return hamming_numba.scan(words[some], groups, live, beyond, *rest)
+
+    return scan_nearest(scan, block, k, live, bounds, np.int32(beyond), sample=limits is None)
+
+
+def scan_nearest(
+    scan: Callable[..., np.ndarray],
+    block: CodeBlock,
+    k: int,
+    live: np.ndarray | None,
+    bounds: np.ndarray,
+    empty: np.generic,
+    *,
+    sample: bool = True,
+    gather_cost: int = GATHER_COST,
+) -> Neighbours:
+    """Distances and rows (q, m) of the first k live rows below ``bounds`` (q,), from a ``scan`` of any distance.
+
+    ``scan(some queries, groups, live bits, bounds, distances, rows)`` fills the last two, (q, k), and tells how many
+    rows it found. Places without a row have the distance ``empty``, as large as any, and row -1. A scan of the sample
+    first tells bounds below which about k rows lie; a query that has fewer there is scanned once more.
+    """
+    check_k(k)
+    block, live, kept, n_live = rows_to_scan(block, live, len(bounds), gather_cost)
+    shape = len(bounds), min(int(k), n_live)
+    distances, rows = np.full(shape, empty), np.full(shape, -1, np.int64)
     if not distances.size:
         return distances, rows
     bits = block.every if live is None else live_bits(block.n, live)
-
-    def scan(some: slice | np.ndarray, bounds: np.ndarray, *out: np.ndarray) -> np.ndarray:
-        return hamming_numba.scan(words[some], block.groups, bits, block.n_bits + 1, bounds, *out)
-
-    guessed = _expected_limits(words, block, live, rows.shape[1]) if limits is None else None
-    guided(scan, bounds, guessed, distances, rows)
-    if kept is not None:
-        rows = np.where(rows < 0, -1, kept[rows])
-    return distances, rows
+    guess = _guessed_bounds(scan, block, live, bounds, shape[1], empty) if sample else None
+    found = scan(slice(None), block.groups, bits, bounds if guess is None else guess, distances, rows)
+    late = np.flatnonzero(found < shape[1]) if guess is not None else found[:0]
+    if late.size:
+        part = distances[late], rows[late]
+        scan(late, block.groups, bits, bounds[late], *part)
+        distances[late], rows[late] = part
+    return distances, rows if kept is None else np.where(rows < 0, -1, kept[rows])
 
 
 def hamming_radius(queries: np.ndarray, block: CodeBlock, radius: int, *, live: np.ndarray | None = None) -> Within:
@@ -145,8 +155,7 @@ def hamming_radius(queries: np.ndarray, block: CodeBlock, radius: int, *, live: 
     indptr[i + 1], sorted by (distance, row). ``live`` as for ``hamming_top_k``.
     """
     words = scan_words(queries, block.n_bits)
-    if radius < 0:
-        raise UsageError(f"radius={radius}; expected a distance of at least 0")
+    check_radius(radius)
     block, live, kept, _ = rows_to_scan(block, live, len(words))
     limit = min(int(radius), block.n_bits) + 1
     counts, distances, rows = hamming_numba.within_radius(
@@ -166,52 +175,20 @@ def hamming_histogram(queries: np.ndarray, block: CodeBlock, *, live: np.ndarray
     return hamming_numba.histogram(words, block.groups, block.n, block.n_bits + 1)
 
 
-def hamming_pairs(
-    query_words: np.ndarray, code_words: np.ndarray, pair_query: np.ndarray, pair_row: np.ndarray
-) -> np.ndarray:
-    """Distances (p,) int32 between ``query_words[pair_query[i]]`` and ``code_words[pair_row[i]]``, the words (q, w)
-    and (n, w) uint64 of ``packing.code_words``."""
-    _check_words(query_words, code_words)
-    return hamming_numba.pairs(*contiguous_pairs(query_words, code_words, pair_query, pair_row))
-
-
-def contiguous_pairs(
-    query_words: np.ndarray, code_words: np.ndarray, pair_query: np.ndarray, pair_row: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    """The words and the pairs of their rows as compiled loops take them; numbers of rows that are not there are
-    refused."""
-    if pair_query.shape != pair_row.shape or pair_query.ndim != 1:
-        raise UsageError(f"pairs of shapes {pair_query.shape} and {pair_row.shape}; expected two equal (p,)")
-    for index, size in ((pair_query, len(query_words)), (pair_row, len(code_words))):
-        if index.size and not (index.min() >= 0 and index.max() < size):
-            raise UsageError(f"pair numbers {index.min()} to {index.max()}; expected 0 to {size - 1}")
-    pairs = (np.ascontiguousarray(index, dtype=np.int64) for index in (pair_query, pair_row))
-    return np.ascontiguousarray(query_words), np.ascontiguousarray(code_words), *pairs
-
-
 def count_rows(
     query_words: np.ndarray, code_words: np.ndarray, rows: np.ndarray, first: int, n_bits: int
 ) -> np.ndarray:
-    """(q, n_bits + 1) int64: how many of ``rows`` (q, k) lie at each distance from their query, those counted that
-    have their words in ``code_words`` (n, w), which begin at row ``first``; see :func:`hamming_pairs`."""
-    _check_words(query_words, code_words)
+    """(q, n_bits + 1) int64: how many of ``rows`` (q, k) lie at each distance from their query, whose words are in
+    ``query_words`` (q, w) uint64; those are counted that have theirs in ``code_words`` (n, w), which begin at row
+    ``first``."""
+    check_words(query_words, n_bits)
+    check_words(code_words, n_bits)
     if rows.ndim != 2 or len(rows) != len(query_words) or rows.dtype != np.int64:
         raise UsageError(f"rows are {rows.dtype} {rows.shape}; expected int64 ({len(query_words)}, k)")
     counts = np.zeros((len(rows), n_bits + 1), np.int64)
     words = np.ascontiguousarray(query_words), np.ascontiguousarray(code_words)
     hamming_numba.count_rows(*words, np.ascontiguousarray(rows), first, counts)
     return counts
-
-
-def _check_words(query_words: np.ndarray, code_words: np.ndarray) -> None:
-    for words in (query_words, code_words):
-        if words.ndim != 2 or words.dtype != np.uint64:
-            raise BadInputError(f"words are {words.dtype} {words.shape}; expected uint64 (rows, words): pack them")
-    if query_words.shape[1] != code_words.shape[1]:
-        raise BadInputError(
-            f"queries have {query_words.shape[1]} words and codes {code_words.shape[1]}; expected as many: "
-            "encode both with one model"
-        )
 
 
 def merge_top_k(parts: Sequence[Neighbours], k: int) -> Neighbours:
@@ -286,6 +263,11 @@ def check_k(k: int) -> None:
         raise UsageError(f"k={k}; expected a number of neighbours of at least 0")
 
 
+def check_radius(radius: int) -> None:
+    if radius < 0:
+        raise UsageError(f"radius={radius}; expected a distance of at least 0")
+
+
 def check_limits(limits: np.ndarray | None, n_queries: int, n_bits: int) -> np.ndarray:
     """Distances (q,) int64 from -1 to ``n_bits``, the largest without ``limits``."""
     if limits is None:
@@ -330,39 +312,23 @@ def live_bits(n: int, live: np.ndarray | None) -> np.ndarray:
     return flags.view(np.uint64)
 
 
-def sampled(block: CodeBlock, live: np.ndarray | None, k: int) -> tuple[np.ndarray, int] | None:
-    """Live bits of the sample, and the rank in it that about ``k`` live rows have, somewhat more rather than fewer;
-    None where a sample tells little."""
+def _guessed_bounds(
+    scan: Callable[..., np.ndarray],
+    block: CodeBlock,
+    live: np.ndarray | None,
+    bounds: np.ndarray,
+    k: int,
+    empty: np.generic,
+) -> np.ndarray | None:
+    """(q,) bounds that about k live rows are expected to be below, somewhat more rather than fewer; None where a sample
+    tells little."""
     if block.sample is None or MIN_CODES_PER_NEIGHBOUR * k > block.n:
         return None
     expected = k / SAMPLE_STRIDE
     rank = int(np.ceil(expected + SAFETY * np.sqrt(expected))) + 1
-    if live is None:
-        return block.every_sampled, rank
-    return live_bits(-(-block.n // SAMPLE_STRIDE), live[::SAMPLE_STRIDE]), rank
-
-
-def _expected_limits(words: np.ndarray, block: CodeBlock, live: np.ndarray | None, k: int) -> np.ndarray | None:
-    """(q,) int64: distances that about k live rows are expected to be below."""
-    sample = sampled(block, live, k)
-    if sample is None:
-        return None
-    found = hamming_numba.kth_distances(words, block.sample, *sample, block.n_bits + 1)
-    return np.minimum(found + 1, block.n_bits + 1)
-
-
-def guided(
-    scan: Callable[..., np.ndarray],
-    bounds: np.ndarray,
-    guessed: np.ndarray | None,
-    distances: np.ndarray,
-    rows: np.ndarray,
-) -> None:
-    """Fill ``distances`` and ``rows`` (q, k) by ``scan(some queries, bounds, distances, rows)``, which tells how many
-    rows it found; a query that has fewer than k within the ``guessed`` bounds is scanned once more."""
-    found = scan(slice(None), bounds if guessed is None else guessed, distances, rows)
-    late = np.flatnonzero(found < rows.shape[1]) if guessed is not None else found[:0]
-    if late.size:
-        part = distances[late], rows[late]
-        scan(late, bounds[late], *part)
-        distances[late], rows[late] = part
+    bits = block.every_sampled if live is None else live_bits(-(-block.n // SAMPLE_STRIDE), live[::SAMPLE_STRIDE])
+    distances = np.full((len(bounds), rank), empty)
+    scan(slice(None), block.sample, bits, bounds, distances, np.empty(distances.shape, np.int64))
+    farthest = distances.max(axis=1)
+    beyond = farthest + np.int64(1) if farthest.dtype.kind == "i" else np.nextafter(farthest, np.inf)
+    return np.minimum(beyond, bounds)

@@ -3,7 +3,7 @@
 The rows are reduced to the leading principal axes (the paper's ordinal constraint projection, Eq. 10) and mapped by a
 matrix V and offsets b, which descend the ordinal loss (Eq. 14). V starts as a tight frame on the first few axes and is
 free to take up the others; with ``orthogonal=True`` it stays on the Stiefel manifold, as in the paper (Eq. 15). The
-cost does not depend on the corpus' size.
+cost does not depend on the corpus' size. What this was before its changes is here as well, for comparison.
 """
 
 from __future__ import annotations
@@ -17,11 +17,8 @@ import numpy as np
 
 from och_dist.errors import BadInputError
 from och_dist.kernels.ordinal import near_sets, ordinal_loss_and_gradient
-from och_dist.kernels.stiefel import balanced, retract, tangent
 from och_dist.methods.base import TrainingData, parameter, row_blocks
-from och_dist.methods.pca_frame import RandomFrame, Start
-
-__all__ = ["Draw", "OrdinalConstraintHashing", "OrdinalDescent", "Sampler"]
+from och_dist.methods.linear import RandomFrame, Start, balanced, retract, tangent
 
 Draw = Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray]]
 """Draws numbers in the pool: anchors (m,) and landmarks (S,), distinct each."""
@@ -188,6 +185,32 @@ class OrdinalConstraintHashing(OrdinalDescent):
     def _near_count(self, n_landmarks: int) -> int:
         """Size of the near set: one landmark may be the anchor itself, and one must be left as far."""
         return min(max(2, round(self.near_fraction * n_landmarks)), n_landmarks - 2)
+
+
+@dataclass(eq=False, kw_only=True)
+class PrintedOrdinalConstraintHashing(OrdinalDescent):
+    """Ordinal Constraint Hashing as printed: relations among the k-means centres alone.
+
+    The centres are landmarks and anchors alike, hyperplanes pass through the mean (no offsets), the gain inside tanh is
+    1 from the first step to the last, and no relation crosses anchors. The paper's vectors are normalised, it does not
+    say how: here the rms projection is 1. The loss falls while codes of 128 bits get worse than those of 64: a few
+    hundred centres are too few to learn from. The optimiser is that of OCH."""
+
+    method: ClassVar[str] = "och-paper"
+
+    n_components: int = parameter(16, "Principal axes kept, the paper's d_svd.", at_least=1)
+    n_near: int = parameter(
+        10, "Landmarks of an anchor that count as near, the k of its k (L - k) relations.", at_least=1
+    )
+    max_iter: int = parameter(400, "Steps of the optimiser; 0 gives a random tight frame.", at_least=0)
+
+    def _draw(self, data: TrainingData) -> Draw:
+        numbers = len(data.rows) + np.arange(len(data.required_centres()))
+        n_anchors = self._reduce("n_anchors", int(self.n_anchors), len(numbers), "no more centres")
+        return lambda rng: (rng.choice(numbers, n_anchors, replace=False), numbers)
+
+    def _near_count(self, n_landmarks: int) -> int:
+        return min(int(self.n_near), n_landmarks - 2)
 
 
 def _of_unit_rms(frame: np.ndarray, variances: np.ndarray) -> np.ndarray:

@@ -20,8 +20,6 @@ from och_dist.errors import BadInputError
 from och_dist.kernels.gaussian import GaussianFeatures, encode_gaussian, gaussian_scores
 from och_dist.methods.base import Hasher, LearnedArray, TrainingData, parameter, row_blocks, with_fixed_signs
 
-__all__ = ["ScalableGraphHashing", "graph_factor"]
-
 _BLOCK_ROWS = 1024
 _RIDGE = 1e-6
 _EPSILON = float(np.finfo(np.float64).eps)

@@ -16,8 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from och_dist import events
-from och_dist.kernels.clusters import ClusterStats
-from och_dist.kernels.lloyd import ClusterSums, Round, begin_round, block_labels, block_sums, next_centres
+from och_dist.kernels.kmeans import (
+    ClusterStats,
+    ClusterSums,
+    Round,
+    begin_round,
+    block_labels,
+    block_sums,
+    next_centres,
+)
 from och_dist.stage import logger
 from och_dist.train.rows import Rows, fold_rows
 

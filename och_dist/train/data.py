@@ -15,8 +15,7 @@ from functools import reduce
 import numpy as np
 
 from och_dist import events
-from och_dist.kernels.clusters import ClusterStats, assign, block_clusters
-from och_dist.kernels.lloyd import Round, begin_round
+from och_dist.kernels.kmeans import ClusterStats, Round, assign, begin_round, block_clusters
 from och_dist.kernels.moments import Moments, block_moments
 from och_dist.methods.base import TrainingData, one_thread
 from och_dist.stage import logger

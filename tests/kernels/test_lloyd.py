@@ -9,9 +9,9 @@ import pytest
 from sklearn.cluster import KMeans
 
 from och_dist.errors import BadInputError, ConflictError
-from och_dist.kernels import lloyd
+from och_dist.kernels import kmeans
 from och_dist.kernels.gistlike import gist_rows
-from och_dist.kernels.lloyd import ClusterSums, begin_round, block_labels, block_sums, next_centres
+from och_dist.kernels.kmeans import ClusterSums, begin_round, block_labels, block_sums, next_centres
 
 
 def table(block: np.ndarray, centres: np.ndarray) -> np.ndarray:
@@ -71,13 +71,13 @@ def test_few_scores_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = begin_round(averages(rows, 150))
     scores = shared.squared - 2.0 * ((rows - shared.origin) * np.float32(shared.scale)) @ shared.centres.T
     seen = []
-    settle = lloyd._settle
+    settle = kmeans._settle
 
     def keep(bounds: np.ndarray, *others: np.ndarray) -> None:
         seen.append((bounds.copy(), others[3].copy()))
         settle(bounds, *others)
 
-    monkeypatch.setattr(lloyd, "_settle", keep)
+    monkeypatch.setattr(kmeans, "_settle", keep)
     block_sums(rows, shared)
     bounds, slack = (np.concatenate(parts) for parts in zip(*seen, strict=True))
     assert (bounds <= scores + slack[:, None]).all()

@@ -9,9 +9,9 @@ from scipy.sparse import csr_array
 from och_dist import AGH, PCAFrame
 from och_dist.errors import BadInputError, IntegrityError
 from och_dist.kernels.anchors import anchor_scores, anchor_shares, nearest_anchors
+from och_dist.methods import get_method
 from och_dist.methods.agh import divisions, graph_vectors
 from och_dist.methods.base import TrainingData
-from och_dist.methods.registry import get_method
 from tests.support.method_checks import precision_at, real_rows, training_data
 
 

@@ -8,8 +8,8 @@ import pytest
 from sklearn.base import clone
 
 from och_dist import OCH
+from och_dist.methods.linear import default_components
 from och_dist.methods.och import Sampler
-from och_dist.methods.pca_frame import default_components
 from och_dist.store.model import load_model, save_model
 from och_dist.store.objects import open_objects
 from tests.support.method_checks import bits_of, precision_at, real_rows, training_data, uneven

@@ -12,7 +12,7 @@ import scipy.io
 
 from och_dist.jobs.pipeline import load_pipeline
 from och_dist.jobs.runs import run_pipeline
-from och_dist.methods.registry import METHODS
+from och_dist.methods import METHODS
 from och_dist.stage import Context, Report
 
 PIPELINES = Path(__file__).resolve().parents[2] / "pipelines"

@@ -26,7 +26,7 @@ ENCODE_ELSEWHERE = """
 import hashlib, json, sys
 import numpy as np
 from threadpoolctl import threadpool_info
-from och_dist.methods.registry import get_method
+from och_dist.methods import get_method
 state = np.load(sys.argv[1])
 params = json.loads(str(state["params"]))
 arrays = {name[2:]: state[name] for name in state.files if name.startswith("a_")}
