@@ -164,7 +164,9 @@ def _scan_block(queries: np.ndarray, block: np.ndarray, first_row: int, k: int, 
         centre = np.clip(exact_queries.mean(axis=0, dtype=np.float64), -1e37, 1e37).astype(np.float32)
     near_queries, query_squared = np.empty((q, d), dtype=np.float32), np.empty(q)
     centre_rows(exact_queries, centre, near_queries, query_squared)
-    share, lost = _slack(d)
+    # share (|x'|^2 + |q'|^2) - 2 x'.q' - lost is at most |x - q|^2, since |x'||q'| <= (|x'|^2 + |q'|^2) / 2.
+    product_error, rounding, lost = distance_error(d)
+    share = 1.0 - (product_error / 2.0 + 2.0 * rounding)
     query_halves = np.where(query_squared <= NORM_LIMIT**2 / 4, (share * query_squared - lost) / 2, -np.inf)
     size = min(ROWS_PER_BLOCK, block.shape[0])
     wide = -(-size // GROUP) * GROUP
@@ -176,7 +178,8 @@ def _scan_block(queries: np.ndarray, block: np.ndarray, first_row: int, k: int, 
         if not np.isfinite(row_squared[:m]).all():
             check_finite(block, first_row=first_row)
         small = row_squared[:m] <= NORM_LIMIT**2 / 4
-        row_halves[:m] = _round_down(np.where(small, share * row_squared[:m] / 2, -np.inf))
+        halves = np.where(small, share * row_squared[:m] / 2, -np.inf).astype(np.float32)
+        row_halves[:m] = np.nextafter(halves, np.float32(-np.inf))
         for first in range(0, q, QUERIES_PER_TILE):
             tile = slice(first, min(first + QUERIES_PER_TILE, q))
             product = products[: tile.stop - first]
@@ -186,18 +189,6 @@ def _scan_block(queries: np.ndarray, block: np.ndarray, first_row: int, k: int, 
                 *(product, query_halves[tile], row_halves, exact_queries[tile], rows, first_row + place.start, k),
                 *(part[tile] for part in found),
             )
-
-
-def _slack(d: int) -> tuple[float, float]:
-    """(s, c) such that s (|x'|^2 + |q'|^2) - 2 x'.q' - c, with the product in float32, is at most the squared distance
-    of x and q: see :func:`distance_error`, and |x'||q'| <= (|x'|^2 + |q'|^2) / 2."""
-    a, b, c = distance_error(d)
-    return 1.0 - (a / 2.0 + 2.0 * b), c
-
-
-def _round_down(values: np.ndarray) -> np.ndarray:
-    """Float32 numbers that are at most ``values``."""
-    return np.nextafter(values.astype(np.float32), np.float32(-np.inf))
 
 
 @njit(nogil=True)

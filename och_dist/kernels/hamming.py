@@ -1,4 +1,4 @@
-"""Hamming distances between packed codes: nearest rows, rows within a radius, histograms, single pairs.
+"""Hamming distances between packed codes: nearest rows, rows within a radius, histograms.
 
 Codes are laid out once (``lay_out``) and scanned often. Everything is exact, and results are in the total order
 (distance, row).
@@ -11,7 +11,7 @@ so that few groups are looked at in vain; a query for which the sample promised 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any
 
@@ -46,28 +46,31 @@ CACHE_LINE = 64
 class CodeBlock:
     """``n`` codes of ``n_bits`` laid out for scanning: ``groups`` (ceil(n / 64), words, 64), word by word in a group.
 
-    Made by ``lay_out``. ``sample`` holds every 32nd code in the same layout, or nothing for small blocks.
+    Made by ``lay_out``. ``sample`` has every 32nd code, or is nothing for small blocks.
     """
 
     groups: np.ndarray
     n: int
     n_bits: int
-    sample: np.ndarray | None = field(repr=False, default=None)
+    sample: CodeBlock | None = field(repr=False, default=None)
 
     @property
     def nbytes(self) -> int:
         """Memory in use."""
-        return int(self.groups.nbytes) + (0 if self.sample is None else int(self.sample.nbytes))
+        return int(self.groups.nbytes) + (0 if self.sample is None else self.sample.nbytes)
 
     @cached_property
-    def every(self) -> np.ndarray:
-        """Live bits of all rows, made once: fresh memory for them would cost a single query a third of its scan."""
-        return live_bits(self.n, None)
+    def _every(self) -> np.ndarray:
+        """Made once: fresh memory for it would cost a single query a third of its scan."""
+        return self.live_bits(np.ones(self.n, bool))
 
-    @cached_property
-    def every_sampled(self) -> np.ndarray:
-        """Live bits of all rows of the sample."""
-        return live_bits(-(-self.n // SAMPLE_STRIDE), None)
+    def live_bits(self, live: np.ndarray | None) -> np.ndarray:
+        """One uint64 for each group: which rows are ``live`` (n,) bool, all without it. None are beyond the last."""
+        if live is None:
+            return self._every
+        flags = np.zeros(8 * len(self.groups), np.uint8)
+        flags[: -(-self.n // 8)] = np.packbits(live, bitorder="little")
+        return flags.view(np.uint64)
 
     def part(self, start: int, stop: int) -> CodeBlock:
         """The rows from ``start`` to ``stop``, without a copy of the codes; both are multiples of 64 (or n)."""
@@ -137,7 +140,7 @@ def scan_nearest(
     distances, rows = np.full(shape, empty), np.full(shape, -1, np.int64)
     if not distances.size:
         return distances, rows
-    bits = block.every if live is None else live_bits(block.n, live)
+    bits = block.live_bits(live)
     guess = _guessed_bounds(scan, block, live, bounds, shape[1], empty) if sample else None
     found = scan(slice(None), block.groups, bits, bounds if guess is None else guess, distances, rows)
     late = np.flatnonzero(found < shape[1]) if guess is not None else found[:0]
@@ -159,7 +162,7 @@ def hamming_radius(queries: np.ndarray, block: CodeBlock, radius: int, *, live: 
     block, live, kept, _ = rows_to_scan(block, live, len(words))
     limit = min(int(radius), block.n_bits) + 1
     counts, distances, rows = hamming_numba.within_radius(
-        words, block.groups, block.every if live is None else live_bits(block.n, live), limit, block.n_bits + 1
+        words, block.groups, block.live_bits(live), limit, block.n_bits + 1
     )
     return indptr_of(counts), distances, rows if kept is None else kept[rows]
 
@@ -244,10 +247,7 @@ def _lay_out_words(words: np.ndarray, n_bits: int) -> CodeBlock:
 
 def _block(groups: np.ndarray, n: int, n_bits: int) -> CodeBlock:
     block = CodeBlock(groups, n, n_bits)
-    if n < SAMPLE_FROM:
-        return block
-    sample = block.take(np.arange(0, n, SAMPLE_STRIDE))
-    return CodeBlock(groups, n, n_bits, sample.groups)
+    return block if n < SAMPLE_FROM else replace(block, sample=block.take(np.arange(0, n, SAMPLE_STRIDE)))
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -300,18 +300,6 @@ def rows_to_scan(
     return block, live, None, n_live
 
 
-def live_bits(n: int, live: np.ndarray | None) -> np.ndarray:
-    """One uint64 for each group of 64 of n rows; rows beyond the last are dead."""
-    if live is None:
-        bits = np.full(-(-n // GROUP), ~np.uint64(0))
-        if n % GROUP:
-            bits[-1] = (1 << n % GROUP) - 1
-        return bits
-    flags = np.zeros(8 * -(-n // GROUP), np.uint8)
-    flags[: -(-n // 8)] = np.packbits(live, bitorder="little")
-    return flags.view(np.uint64)
-
-
 def _guessed_bounds(
     scan: Callable[..., np.ndarray],
     block: CodeBlock,
@@ -326,9 +314,9 @@ def _guessed_bounds(
         return None
     expected = k / SAMPLE_STRIDE
     rank = int(np.ceil(expected + SAFETY * np.sqrt(expected))) + 1
-    bits = block.every_sampled if live is None else live_bits(-(-block.n // SAMPLE_STRIDE), live[::SAMPLE_STRIDE])
+    bits = block.sample.live_bits(None if live is None else live[::SAMPLE_STRIDE])
     distances = np.full((len(bounds), rank), empty)
-    scan(slice(None), block.sample, bits, bounds, distances, np.empty(distances.shape, np.int64))
+    scan(slice(None), block.sample.groups, bits, bounds, distances, np.empty(distances.shape, np.int64))
     farthest = distances.max(axis=1)
     beyond = farthest + np.int64(1) if farthest.dtype.kind == "i" else np.nextafter(farthest, np.inf)
     return np.minimum(beyond, bounds)

@@ -222,13 +222,13 @@ class ClusterStats:
                 f"far rows {self.far_vectors.shape} and {other.far_vectors.shape}; "
                 "expected equal shapes: use the same options for all blocks"
             )
-        rows = np.concatenate([self.member_rows, other.member_rows], axis=1)
-        priority = np.concatenate([self.member_priority, other.member_priority], axis=1)
-        vectors = np.concatenate([self.members, other.members], axis=1)
+
+        def both(name: str, axis: int) -> np.ndarray:
+            return np.concatenate([getattr(self, name), getattr(other, name)], axis=axis)
+
+        rows, priority, vectors = (both(name, 1) for name in ("member_rows", "member_priority", "members"))
         first = np.lexsort((rows, priority, rows < 0), axis=-1)[:, : self.member_rows.shape[1]]
-        far_rows = np.concatenate([self.far_rows, other.far_rows])
-        far_distances = np.concatenate([self.far_distances, other.far_distances])
-        far_vectors = np.concatenate([self.far_vectors, other.far_vectors])
+        far_rows, far_distances, far_vectors = (both(f"far_{name}", 0) for name in ("rows", "distances", "vectors"))
         far = np.lexsort((far_rows, -far_distances, far_rows < 0))[: self.far_rows.size]
         return ClusterStats(
             counts=self.counts + other.counts,

@@ -13,8 +13,6 @@ import numpy as np
 from och_dist.errors import BadInputError
 from och_dist.kernels.compiled import njit
 
-__all__ = ["FAR", "NEAR", "NEITHER", "near_sets", "ordinal_loss_and_gradient"]
-
 NEAR, NEITHER, FAR = 1, 0, -1
 
 # Many running sums instead of one: the compiler may use vector registers without changing the order of

@@ -191,7 +191,7 @@ def test_the_sample_promised_too_much_for_some_query(sampled):
     words, seen = hamming.scan_words(pack_bits(queries), 64), []
 
     def scan(some, groups, live, bounds, *out):
-        seen.append((groups is block.sample, some, bounds.copy()))
+        seen.append((groups is block.sample.groups, some, bounds.copy()))
         return hamming_numba.scan(words[some], groups, live, 65, bounds, *out)
 
     hamming.scan_nearest(scan, block, k, None, np.full(len(queries), 65), np.int32(65))
