@@ -104,20 +104,11 @@ class OrdinalEmbeddingHashing(LinearHasher):
 def embedding_loss_and_gradient(
     reduced: np.ndarray, anchor: int, relations: np.ndarray, weights: np.ndarray, *, margin: float
 ) -> tuple[float, int, np.ndarray]:
-    """Loss of the violated relations of one anchor, their number, and the gradient by W (p, r).
+    """Loss of the violated relations of one anchor, their number, and the gradient by the ``weights`` W (p, r).
 
-    Parameters
-    ----------
-    reduced
-        A (L, p), the reduced landmarks.
-    anchor
-        Row of A whose order of the others is wanted.
-    relations
-        (L,) int8 from ``near_sets``: near, far or neither.
-    weights
-        W (p, r).
-    margin
-        Bits by which a near landmark should look closer than a far one.
+    ``anchor`` is the row of A whose order of the others is wanted, where ``reduced`` A (L, p) are the landmarks;
+    ``relations`` (L,) int8 are those of ``near_sets``, ``margin`` the bits by which a near landmark should look closer
+    than a far one.
 
     With H = tanh(A W), T = H h_anchor and v = margin + T_far - T_near, a relation is violated while v > 0, and costs
     sigmoid(v). The derivative by T_near and T_far goes through the codes of the landmark and of the anchor.

@@ -65,20 +65,12 @@ def test_axes_are_used_where_they_pay_and_only_there() -> None:
     check(rows, noise)
 
 
-def test_few_scores_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_scores_are_computed() -> None:
     """The bound is one: below every score, and near enough to rule most centres out."""
     rows = gist_rows(0, 2000, dim=384)
     shared = begin_round(averages(rows, 150))
     scores = shared.squared - 2.0 * ((rows - shared.origin) * np.float32(shared.scale)) @ shared.centres.T
-    seen = []
-    settle = kmeans._settle
-
-    def keep(bounds: np.ndarray, *others: np.ndarray) -> None:
-        seen.append((bounds.copy(), others[3].copy()))
-        settle(bounds, *others)
-
-    monkeypatch.setattr(kmeans, "_settle", keep)
-    block_sums(rows, shared)
+    seen = [(part.bounds.copy(), part.slack.copy()) for part in kmeans._bounded(rows, shared)]
     bounds, slack = (np.concatenate(parts) for parts in zip(*seen, strict=True))
     assert (bounds <= scores + slack[:, None]).all()
     assert (bounds <= scores.min(axis=1)[:, None]).sum(axis=1).mean() < 20
