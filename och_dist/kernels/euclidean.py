@@ -20,7 +20,7 @@ import numpy as np
 
 from och_dist.errors import UsageError
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.fixed_order import NORM_LIMIT, centre_rows, distance_error, squared_distance
+from och_dist.kernels.fixed_order import NORM_LIMIT, centre_rows, centred_rows, distance_error, squared_distance
 from och_dist.kernels.moments import ROWS_PER_BLOCK, as_float_rows, check_finite, check_rows, float_blocks
 from och_dist.kernels.simd import GROUP, LANES, lowest_bit, near_rows
 
@@ -162,8 +162,7 @@ def _scan_block(queries: np.ndarray, block: np.ndarray, first_row: int, k: int, 
     # Near the queries the cancellation in |x|^2 + |q|^2 - 2 x.q is least; one query alone has none at all.
     with np.errstate(over="ignore"):
         centre = np.clip(exact_queries.mean(axis=0, dtype=np.float64), -1e37, 1e37).astype(np.float32)
-    near_queries, query_squared = np.empty((q, d), dtype=np.float32), np.empty(q)
-    centre_rows(exact_queries, centre, near_queries, query_squared)
+    near_queries, query_squared = centred_rows(exact_queries, centre)
     # share (|x'|^2 + |q'|^2) - 2 x'.q' - lost is at most |x - q|^2, since |x'||q'| <= (|x'|^2 + |q'|^2) / 2.
     product_error, rounding, lost = distance_error(d)
     share = 1.0 - (product_error / 2.0 + 2.0 * rounding)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.fixed_order import SAFETY, centre_rows, exp_minus, fixed_dot
+from och_dist.kernels.fixed_order import SAFETY, centred_rows, exp_minus, fixed_dot
 from och_dist.kernels.moments import as_float_rows, float_blocks, refuse_row
 from och_dist.kernels.packing import pack_bits
 from och_dist.kernels.simd import LANES
@@ -84,17 +84,13 @@ class GaussianFeatures:
     def __init__(self, mean: np.ndarray, bases: np.ndarray, bandwidth: float, bias: np.ndarray) -> None:
         self.mean, self.bases, self.bias = mean, bases, bias
         self.rate = 0.5 / float(bandwidth)
-        self.base_squared = np.empty(len(bases))
-        centre_rows(bases, np.zeros_like(mean), np.empty_like(bases), self.base_squared)
+        self.base_squared = centred_rows(bases, np.zeros_like(mean))[1]
         self.exact = self.rate, bases, self.base_squared, bias
         self._columns = bases.astype(np.float64).T
 
     def centred(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """``rows`` (n, d) minus the mean in float32, and squared norms (n,) float64."""
-        rows = as_float_rows(rows)
-        centred, squared = np.empty(rows.shape, dtype=np.float32), np.empty(len(rows))
-        centre_rows(rows, self.mean, centred, squared)
-        return centred, squared
+        return centred_rows(as_float_rows(rows), self.mean)
 
     def of_centred(self, centred: np.ndarray, squared: np.ndarray) -> np.ndarray:
         """Features (n, m) float64 of what ``centred`` gave, within ``error()`` of their definition."""

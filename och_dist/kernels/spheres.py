@@ -17,7 +17,7 @@ import numpy as np
 from och_dist.errors import UsageError
 from och_dist.kernels.compiled import njit
 from och_dist.kernels.euclidean import euclidean_top_k, exact_distances
-from och_dist.kernels.fixed_order import NORM_LIMIT, centre_rows, distance_error, squared_distance
+from och_dist.kernels.fixed_order import NORM_LIMIT, centred_rows, distance_error, squared_distance
 from och_dist.kernels.moments import float_blocks, refuse_row
 from och_dist.kernels.packing import check_words, pack_bits
 from och_dist.kernels.simd import LANES, popcount
@@ -40,12 +40,10 @@ def encode_spheres(
     r, d = pivots.shape
     # Near the pivots the cancellation in |x|^2 + |p|^2 - 2 x.p is least; the bounds hold for any centre.
     centre = pivots.mean(axis=0, dtype=np.float64).astype(np.float32)
-    near_pivots, pivot_squared = np.empty((r, d), dtype=np.float32), np.empty(r)
-    centre_rows(pivots, centre, near_pivots, pivot_squared)
+    near_pivots, pivot_squared = centred_rows(pivots, centre)
     codes = np.empty((block.shape[0], -(-r // 8)), dtype=np.uint8)
     for place, rows in float_blocks(block, d):
-        near, squared = np.empty(rows.shape, dtype=np.float32), np.empty(len(rows))
-        centre_rows(rows, centre, near, squared)
+        near, squared = centred_rows(rows, centre)
         with np.errstate(over="ignore", invalid="ignore"):
             products = near @ near_pivots.T
         lower, upper = np.empty(products.shape), np.empty(products.shape)
