@@ -64,6 +64,16 @@ class CodeBlock:
         """Made once: fresh memory for it would cost a single query a third of its scan."""
         return self.live_bits(np.ones(self.n, bool))
 
+    def count(self, live: np.ndarray | None) -> int:
+        """How many rows are ``live`` (n,) bool, which is checked; all without it."""
+        if live is None:
+            return self.n
+        if live.shape != (self.n,) or live.dtype != bool:
+            raise UsageError(
+                f"live is {live.dtype} {live.shape}; expected bool ({self.n},), True for the rows that count"
+            )
+        return int(np.count_nonzero(live))
+
     def live_bits(self, live: np.ndarray | None) -> np.ndarray:
         """One uint64 for each group: which rows are ``live`` (n,) bool, all without it. None are beyond the last."""
         if live is None:
@@ -171,7 +181,7 @@ def hamming_histogram(queries: np.ndarray, block: CodeBlock, *, live: np.ndarray
     """(q, n_bits + 1) int64: how many (live) codes lie at each distance from each of ``queries`` (q, bytes)."""
     words = scan_words(queries, block.n_bits)
     # At no cost rows are always gathered; where most are live, the dead ones, for these are less work to count.
-    if live is not None and 2 * np.count_nonzero(live) > block.n:
+    if live is not None and 2 * block.count(live) > block.n:
         dead = rows_to_scan(block, ~live, len(words), gather_cost=0)[0]
         return hamming_histogram(queries, block) - hamming_histogram(queries, dead)
     block = rows_to_scan(block, live, len(words), gather_cost=0)[0]
@@ -289,12 +299,8 @@ def rows_to_scan(
 
     Live rows are gathered first where that pays; else dead ones are sorted out on sight.
     """
-    if live is None:
-        return block, None, None, block.n
-    if live.shape != (block.n,) or live.dtype != bool:
-        raise UsageError(f"live is {live.dtype} {live.shape}; expected bool ({block.n},), True for the rows that count")
-    n_live = int(np.count_nonzero(live))
-    if gather_cost * n_live < n_queries * (block.n - n_live):
+    n_live = block.count(live)
+    if live is not None and gather_cost * n_live < n_queries * (block.n - n_live):
         kept = np.flatnonzero(live)
         return block.take(kept), None, kept, n_live
     return block, live, None, n_live
