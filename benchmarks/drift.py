@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from och_dist.kernels.euclidean import euclidean_top_k
 from och_dist.kernels.gistlike import gist_rows
-from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
+from och_dist.kernels.hamming import hamming_histogram, lay_out
 from och_dist.kernels.packing import code_words
 from och_dist.kernels.ranking import mean_average_precision
 from och_dist.methods.base import Hasher
@@ -84,7 +84,8 @@ def mean_precision(hasher: Hasher, rows: np.ndarray, bits: int) -> float:
     asked, codes = hasher.encode_block(queries), hasher.encode_block(database)
     n = hamming_histogram(asked, lay_out(codes, bits))
     query = np.repeat(np.arange(len(queries)), k)
-    levels = hamming_pairs(code_words(asked), code_words(codes), query, truth.ravel())
+    differing = code_words(asked)[query] ^ code_words(codes)[truth.ravel()]
+    levels = np.bitwise_count(differing).sum(axis=1, dtype=np.int64)
     g = np.bincount(query * (bits + 1) + levels, minlength=n.size).reshape(n.shape)
     return mean_average_precision(n, g)
 

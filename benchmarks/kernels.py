@@ -18,10 +18,9 @@ import numpy as np
 from scipy.linalg.blas import dsyrk
 from threadpoolctl import threadpool_limits
 
-from och_dist.kernels.clusters import assign
 from och_dist.kernels.euclidean import euclidean_top_k
 from och_dist.kernels.gistlike import gist_rows
-from och_dist.kernels.lloyd import begin_round, block_sums, next_centres
+from och_dist.kernels.kmeans import assign, begin_round, block_sums, next_centres
 from och_dist.kernels.moments import block_moments
 from och_dist.kernels.project import encode_linear
 from och_dist.store.arrays import ArraySpec, create_array, open_array, read_plain_chunk, read_rows, write_chunk

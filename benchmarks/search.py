@@ -37,7 +37,7 @@ from och_dist import LSH, OCH
 from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.cluster.machine import describe_machine
 from och_dist.kernels.gistlike import gist_rows
-from och_dist.kernels.hamming import popcount
+from och_dist.kernels.simd import popcount
 from och_dist.methods.base import Hasher
 from och_dist.search.searcher import Searcher, open_index
 from och_dist.store.index import find_index

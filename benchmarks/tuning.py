@@ -32,7 +32,7 @@ from threadpoolctl import threadpool_limits
 from och_dist.errors import OchError
 from och_dist.evaluate.comparison import Split
 from och_dist.kernels.euclidean import euclidean_top_k
-from och_dist.kernels.hamming import hamming_histogram, hamming_pairs, lay_out
+from och_dist.kernels.hamming import hamming_histogram, lay_out
 from och_dist.kernels.packing import code_words
 from och_dist.kernels.ranking import mean_average_precision, pooled_area, precision_at
 from och_dist.methods.base import Hasher, TrainingData
@@ -160,7 +160,8 @@ def measure(problem: Problem, method: str, bits: int, setting: Setting) -> Score
     queries, codes = _encoded(hasher, problem.queries), _encoded(hasher, problem.database)
     n = hamming_histogram(queries, lay_out(codes, bits))
     query = np.repeat(np.arange(len(queries)), problem.truth.shape[1])
-    levels = hamming_pairs(code_words(queries), code_words(codes), query, problem.truth.ravel())
+    differing = code_words(queries)[query] ^ code_words(codes)[problem.truth.ravel()]
+    levels = np.bitwise_count(differing).sum(axis=1, dtype=np.int64)
     g = np.bincount(query * (bits + 1) + levels, minlength=n.size).reshape(n.shape)
     at = min(100, len(codes))
     return Score(mean_average_precision(n, g), float(precision_at(n, g, at).mean()), pooled_area(n, g), seconds)

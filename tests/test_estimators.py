@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 from och_dist import OCH
 from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.estimators import DaskAware
-from och_dist.kernels.lloyd import begin_round
+from och_dist.kernels.kmeans import begin_round
 from och_dist.methods import och
 from och_dist.train.data import cluster_block, count_members, training_data
 from och_dist.train.rows import DaskRows

@@ -20,7 +20,8 @@ from och_dist.encode.stage import encode
 from och_dist.evaluate.exact import truth
 from och_dist.evaluate.stage import evaluate
 from och_dist.ingest.stage import ingest
-from och_dist.kernels.hamming import hamming_histogram, lay_out, popcount
+from och_dist.kernels.hamming import hamming_histogram, lay_out
+from och_dist.kernels.simd import popcount
 from och_dist.search.searcher import open_index
 from och_dist.store.corpus import Corpus
 from och_dist.store.model import load_model, split_model_path

@@ -63,20 +63,17 @@ def warm_kernels(everything: bool = True) -> None:
     """
     import numpy as np
 
-    from och_dist.kernels.candidates import merge_candidates
-    from och_dist.kernels.clusters import block_clusters
-    from och_dist.kernels.euclidean import euclidean_top_k
+    from och_dist.kernels.euclidean import euclidean_top_k, merge_candidates
     from och_dist.kernels.hamming import (
         SAMPLE_FROM,
         count_rows,
         hamming_histogram,
-        hamming_pairs,
         hamming_radius,
         hamming_top_k,
         lay_out,
         merge_top_k,
     )
-    from och_dist.kernels.lloyd import begin_round, block_sums
+    from och_dist.kernels.kmeans import begin_round, block_clusters, block_sums
     from och_dist.kernels.packing import code_words
     from och_dist.kernels.project import encode_linear
 
@@ -95,7 +92,6 @@ def warm_kernels(everything: bool = True) -> None:
         if everything:
             hamming_radius(packed[:1], block, 1, live=np.ones(block.n, bool))
     merge_top_k([part, part], 2)
-    hamming_pairs(words, words, first, first)
     count_rows(words[:1], words, first[:, None], 0, 8)
 
 

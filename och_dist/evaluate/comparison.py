@@ -29,8 +29,8 @@ from och_dist.kernels.moments import nonfinite_rows
 from och_dist.kernels.packing import code_words, count_ones, unpack_bits
 from och_dist.kernels.ranking import bit_balance, bit_entropy, evaluate_histograms
 from och_dist.kernels.spheres import spherical_histogram, spherical_levels, spherical_pairs
+from och_dist.methods import METHODS, get_method
 from och_dist.methods.base import Hasher, one_thread
-from och_dist.methods.registry import METHODS, get_method
 from och_dist.options import Option, Seed, checked
 from och_dist.report import Results, headline, write_reports
 from och_dist.sources import open_queries

@@ -15,8 +15,7 @@ import numpy as np
 
 from och_dist.cluster import FAN_IN, reduce_in_pieces, reduce_tasks, thread_shares
 from och_dist.errors import UsageError
-from och_dist.kernels.candidates import Candidates, merge_candidates
-from och_dist.kernels.euclidean import euclidean_top_k
+from och_dist.kernels.euclidean import Candidates, euclidean_top_k, merge_candidates
 from och_dist.options import Option, QueryDataset, ResultFile, checked
 from och_dist.sources import Queries, open_queries
 from och_dist.stage import Context, Report, Stopwatch, require_room

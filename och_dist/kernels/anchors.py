@@ -9,16 +9,13 @@ machine and in every block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from och_dist.kernels.compiled import njit
 from och_dist.kernels.euclidean import euclidean_top_k
 from och_dist.kernels.fixed_order import exp_minus
-from och_dist.kernels.moments import check_finite, check_rows, float_blocks, refuse_row
-
-__all__ = ["anchor_scores", "anchor_shares", "encode_anchors", "nearest_anchors"]
+from och_dist.kernels.moments import ROWS_PER_BLOCK, check_finite, check_rows, float_blocks, refuse_row
+from och_dist.kernels.packing import pack_bits
 
 OVERFLOW = "overflow in the distances of row {} to the anchors; expected squares within the range of float64"
 
@@ -32,25 +29,16 @@ def nearest_anchors(
     row, for error messages: rows with NaN or infinity raise ``NonFiniteError``, rows so far away that a squared
     distance exceeds float64 raise ``BadInputError``.
     """
-    shape = len(block), min(n_neighbours, len(anchors))
-    numbers, distances = np.empty(shape, dtype=np.int64), np.empty(shape)
-    for place, *found in _nearest(block, anchors, n_neighbours, first_row):
-        numbers[place], distances[place] = found
-    return numbers, distances
-
-
-def _nearest(
-    block: np.ndarray, anchors: np.ndarray, n_neighbours: int, first_row: int
-) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """:func:`nearest_anchors` of some rows at a time, with their place."""
     check_rows(block, anchors.shape[1])
     check_finite(block, first_row=first_row)
+    shape = len(block), min(n_neighbours, len(anchors))
+    numbers, distances = np.empty(shape, dtype=np.int64), np.empty(shape)
     for place, rows in float_blocks(block, anchors.shape[1]):
-        distances, numbers = euclidean_top_k(rows, anchors, n_neighbours).dense(n_neighbours)
-        usable = np.isfinite(distances).all(axis=1)
-        if not usable.all():
-            refuse_row(block, first_row, place.start + int(np.argmin(usable)), OVERFLOW)
-        yield place, numbers, distances
+        distances[place], numbers[place] = euclidean_top_k(rows, anchors, n_neighbours).dense(n_neighbours)
+    usable = np.isfinite(distances).all(axis=1)
+    if not usable.all():
+        refuse_row(block, first_row, int(np.argmin(usable)), OVERFLOW)
+    return numbers, distances
 
 
 def anchor_shares(distances: np.ndarray, bandwidth: float) -> np.ndarray:
@@ -84,13 +72,17 @@ def encode_anchors(
     follow, which divide each half again: score - thresholds[0] > 0 where the score is above 0, thresholds[1] - score
     > 0 elsewhere. Errors as in :func:`nearest_anchors`.
     """
-    n, q = block.shape[0], weights.shape[1]
-    bits = q if thresholds is None else 2 * q
-    cuts = np.empty((0, q)) if thresholds is None else np.ascontiguousarray(thresholds, dtype=np.float64)
-    codes = np.zeros((n, -(-bits // 8)), dtype=np.uint8)
-    for place, numbers, distances in _nearest(block, anchors, n_neighbours, first_row):
-        scores = anchor_scores(numbers, anchor_shares(distances, bandwidth), weights)
-        _write_signs(scores, cuts, codes[place])
+    n_bits = weights.shape[1] * (1 if thresholds is None else 2)
+    codes = np.empty((len(block), -(-n_bits // 8)), dtype=np.uint8)
+    numbers, distances = nearest_anchors(block, anchors, n_neighbours, first_row=first_row)
+    for start in range(0, len(block), ROWS_PER_BLOCK):
+        place = slice(start, start + ROWS_PER_BLOCK)
+        scores = anchor_scores(numbers[place], anchor_shares(distances[place], bandwidth), weights)
+        bits = scores > 0
+        if thresholds is not None:
+            halves = np.where(bits, scores > thresholds[0], thresholds[1] > scores)
+            bits = np.concatenate([bits, halves], axis=1)
+        codes[place] = pack_bits(bits)
     return codes
 
 
@@ -117,17 +109,3 @@ def _scores(numbers, shares, weights, out):  # type: ignore[no-untyped-def]
             share, anchor = shares[i, a], numbers[i, a]
             for k in range(weights.shape[1]):
                 out[i, k] += share * weights[anchor, k]
-
-
-@njit(nogil=True)
-def _write_signs(scores, cuts, codes):  # type: ignore[no-untyped-def]
-    q = scores.shape[1]
-    for i in range(scores.shape[0]):
-        for k in range(q):
-            score = scores[i, k]
-            if score > 0.0:
-                codes[i, k // 8] |= np.uint8(1 << (k % 8))
-            if cuts.shape[0] > 0:
-                above = score > cuts[0, k] if score > 0.0 else cuts[1, k] > score
-                if above:
-                    codes[i, (q + k) // 8] |= np.uint8(1 << ((q + k) % 8))

@@ -17,23 +17,12 @@ from collections.abc import Callable
 import numpy as np
 
 from och_dist.errors import BadInputError, UsageError
-from och_dist.kernels.candidates import keep_nearest
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.hamming import (
-    CodeBlock,
-    Neighbours,
-    check_k,
-    guided,
-    live_bits,
-    rows_to_scan,
-    sampled,
-    scan_words,
-)
+from och_dist.kernels.euclidean import keep_nearest
+from och_dist.kernels.hamming import CodeBlock, Neighbours, scan_nearest, scan_words
 from och_dist.kernels.packing import check_padding, pack_bits
 from och_dist.kernels.simd import FRACTION, GROUP, PLANES, close_spherical, close_weighted, lowest_bit, popcount
 from och_dist.kernels.spheres import MOST_LEVEL_BITS
-
-__all__ = ["spherical_top_k", "weighted_pairs", "weighted_top_k", "whole_weights"]
 
 WEIGHT_DIGITS = 19
 """Binary digits of the largest weight of a query: sums over 4,096 bits do not exceed 2**31."""
@@ -91,8 +80,7 @@ def weighted_top_k(
     def scan(some: slice | np.ndarray, *rest: np.ndarray) -> np.ndarray:
         return _scan(words[some], *(part[some] for part in weighing), *rest)
 
-    # The largest distance is below 2**32: a limit beyond it excludes nothing.
-    return _top_k(scan, len(queries), block, k, live, np.int64(LARGEST_SUM + 1))
+    return _nearest(scan, block, k, live, len(queries), np.int64(LARGEST_SUM + 1))
 
 
 def weighted_pairs(queries: np.ndarray, weights: np.ndarray, codes: np.ndarray) -> np.ndarray:
@@ -122,38 +110,23 @@ def spherical_top_k(queries: np.ndarray, block: CodeBlock, k: int, *, live: np.n
     def scan(some: slice | np.ndarray, *rest: np.ndarray) -> np.ndarray:
         return _scan(words[some], None, None, None, None, *rest)
 
-    return _top_k(scan, len(queries), block, k, live, np.float64(np.inf))
+    return _nearest(scan, block, k, live, len(queries), np.float64(np.inf))
 
 
-def _top_k(
+def _nearest(
     scan: Callable[..., np.ndarray],
-    n_queries: int,
     block: CodeBlock,
     k: int,
     live: np.ndarray | None,
-    no_limit: np.int64 | np.float64,
+    n_queries: int,
+    beyond: np.generic,
 ) -> Neighbours:
-    """``scan(some queries, groups, live bits, limits, distances, rows)`` of a sample first, then of all codes."""
-    check_k(k)
-    block, live, kept, n_live = rows_to_scan(block, live, n_queries, GATHER_COST)
-    distances = np.empty((n_queries, min(int(k), n_live)), dtype=no_limit.dtype)
-    rows = np.empty(distances.shape, dtype=np.int64)
-    if not distances.size:
-        return distances, rows
-    limits, guessed, sample = np.full(n_queries, no_limit), None, sampled(block, live, rows.shape[1])
-    if sample is not None:
-        bits, rank = sample
-        near = np.zeros((n_queries, rank), no_limit.dtype)
-        found = scan(slice(None), block.sample, bits, limits.copy(), near, np.empty(near.shape, np.int64))
-        farthest = near.max(axis=1)
-        beyond = farthest + 1 if farthest.dtype == np.int64 else np.nextafter(farthest, np.inf)
-        guessed = np.where(found == rank, beyond, no_limit)
-    bits = live_bits(block.n, live)
-    guided(lambda some, *rest: scan(some, block.groups, bits, *rest), limits, guessed, distances, rows)
+    """The first k by a ``scan`` of distances below ``beyond``."""
+    bounds = np.full(n_queries, beyond)
+    distances, rows = scan_nearest(scan, block, k, live, bounds, beyond, gather_cost=GATHER_COST)
     # Rows are ascending, and a stable sort leaves them so within a distance.
     order = np.argsort(distances, axis=1, kind="stable")
-    distances, rows = np.take_along_axis(distances, order, axis=1), np.take_along_axis(rows, order, axis=1)
-    return distances, rows if kept is None else kept[rows]
+    return np.take_along_axis(distances, order, axis=1), np.take_along_axis(rows, order, axis=1)
 
 
 def _check_weights(weights: np.ndarray, n_queries: int, n_bits: int) -> None:
@@ -228,17 +201,18 @@ def _scan(  # type: ignore[no-untyped-def]
     tables = _empty_tables(masks, tile, w * groups.itemsize)
     distances = np.empty((tile, capacity), dtype=limits.dtype)
     rows = np.empty((tile, capacity), dtype=np.int64)
-    filled = np.empty(tile, dtype=np.int64)
+    filled, bars = np.empty(tile, dtype=np.int64), np.empty(tile, dtype=limits.dtype)
     found = np.empty(queries.shape[0], dtype=np.int64)
     for first in range(0, queries.shape[0], tile):
         size = min(tile, queries.shape[0] - first)
         if masks is not None:
             _fill_tables(codes[first : first + size], weights[first : first + size], tables[:size])
         filled[:] = 0
+        bars[:size] = limits[first : first + size]
         for start in range(0, n_groups, block):
             for t in range(size):
                 q = first + t
-                limit = limits[q]
+                limit = bars[t]
                 bar = _bar(limit, steps, q, groups)
                 for g in range(start, min(start + block, n_groups)):
                     close = _close(groups, g, queries, q, masks, bar)
@@ -258,7 +232,7 @@ def _scan(  # type: ignore[no-untyped-def]
                             # Rows come in ascending order: one at the k-th distance cannot enter any more.
                             limit, filled[t] = keep_nearest(distances[t], rows[t], k), k
                     bar = _bar(limit, steps, q, groups)
-                limits[q] = limit
+                bars[t] = limit
         for t in range(size):
             if filled[t] > k:
                 keep_nearest(distances[t, : filled[t]], rows[t, : filled[t]], k)

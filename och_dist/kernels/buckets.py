@@ -20,25 +20,9 @@ from math import comb, inf, log2
 import numpy as np
 
 from och_dist.errors import IntegrityError, UsageError
-from och_dist.kernels.buckets_numba import (
-    ROW_BITS,
-    TableArrays,
-    fill_table,
-    search_tables,
-    sort_rows,
-    substring_values,
-)
-from och_dist.kernels.hamming import (
-    CodeBlock,
-    aligned,
-    check_k,
-    check_limits,
-    hamming_radius,
-    hamming_top_k,
-    indptr_of,
-    rows_to_scan,
-    scan_words,
-)
+from och_dist.kernels import buckets_numba, hamming
+from och_dist.kernels.buckets_numba import ROW_BITS, TableArrays
+from och_dist.kernels.hamming import CodeBlock, Neighbours, Within, aligned, indptr_of, scan_words
 from och_dist.kernels.packing import check_padding
 
 MAX_SUBSTRING_BITS = 24
@@ -116,14 +100,14 @@ def sort_table(values: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
     if values.size >= MAX_ROWS:
         raise UsageError(f"{values.size} rows in one table; use partitions of fewer than {MAX_ROWS}")
     rows, offsets = np.empty(values.size, np.uint32), np.empty((1 << width) + 1, np.uint32)
-    sort_rows(values, offsets, rows)
+    buckets_numba.sort_rows(values, offsets, rows)
     return rows, offsets
 
 
 def read_substring(words: np.ndarray, start: int, width: int) -> np.ndarray:
     """Bits [start, start + width) of each code of ``words`` (n, w), as (n,) uint32."""
     values = np.empty(len(words), np.uint32)
-    substring_values(words, start, width, values)
+    buckets_numba.substring_values(words, start, width, values)
     return values
 
 
@@ -133,16 +117,6 @@ class BucketTables:
 
     block: CodeBlock
     arrays: TableArrays = field(repr=False)
-
-    @property
-    def n(self) -> int:
-        """Rows."""
-        return self.block.n
-
-    @property
-    def n_bits(self) -> int:
-        """Bits of a code."""
-        return self.block.n_bits
 
     @property
     def nbytes(self) -> int:
@@ -157,17 +131,17 @@ class BucketTables:
         live: np.ndarray | None = None,
         limits: np.ndarray | None = None,
         allowance: float | None = ALLOWANCE,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> Neighbours:
         """The same as ``hamming_top_k`` of the block, bit for bit.
 
         ``allowance`` is what a query may spend here, in flat scans, before it is scanned flat; None never gives up.
         """
-        check_k(k)
-        bounds = check_limits(limits, len(queries), self.n_bits)
-        shape = len(queries), min(int(k), rows_to_scan(self.block, live, 0)[3])
-        distances, rows = np.full(shape, self.n_bits + 1, np.int32), np.full(shape, -1, np.int64)
+        hamming.check_k(k)
+        bounds = hamming.check_limits(limits, len(queries), self.block.n_bits)
+        shape = len(queries), min(int(k), self.block.count(live))
+        distances, rows = np.full(shape, self.block.n_bits + 1, np.int32), np.full(shape, -1, np.int64)
         if not distances.size:
-            check_padding(queries, self.n_bits, "queries")
+            check_padding(queries, self.block.n_bits, "queries")
             return distances, rows
         keys, indptr, finished, _ = self.search(queries, shape[1], bounds, live=live, allowance=allowance)
         filled = np.arange(shape[1]) < np.diff(indptr)[:, None]
@@ -175,28 +149,22 @@ class BucketTables:
         if not finished.all():
             late = np.flatnonzero(~finished)
             limits = None if limits is None else limits[late]
-            distances[late], rows[late] = hamming_top_k(queries[late], self.block, k, live=live, limits=limits)
+            distances[late], rows[late] = hamming.hamming_top_k(queries[late], self.block, k, live=live, limits=limits)
         return distances, rows
 
     def radius(
-        self,
-        queries: np.ndarray,
-        radius: int,
-        *,
-        live: np.ndarray | None = None,
-        allowance: float | None = ALLOWANCE,
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self, queries: np.ndarray, radius: int, *, live: np.ndarray | None = None, allowance: float | None = ALLOWANCE
+    ) -> Within:
         """The same as ``hamming_radius`` of the block, bit for bit; ``allowance`` as in :meth:`top_k`."""
-        if radius < 0:
-            raise UsageError(f"radius={radius}; expected a distance of at least 0")
-        n_live = rows_to_scan(self.block, live, 0)[3]
-        bounds = np.full(len(queries), min(int(radius), self.n_bits), np.int64)
+        hamming.check_radius(radius)
+        n_live = self.block.count(live)
+        bounds = np.full(len(queries), min(int(radius), self.block.n_bits), np.int64)
         keys, indptr, finished, _ = self.search(queries, max(1, n_live), bounds, live=live, allowance=allowance)
         found = indptr, (keys >> ROW_BITS).astype(np.int32), keys & (MAX_ROWS - 1)
         if finished.all():
             return found
         late = np.flatnonzero(~finished)
-        return _interleave(found, hamming_radius(queries[late], self.block, radius, live=live), late)
+        return _interleave(found, hamming.hamming_radius(queries[late], self.block, radius, live=live), late)
 
     def search(
         self,
@@ -207,14 +175,15 @@ class BucketTables:
         live: np.ndarray | None = None,
         allowance: float | None = ALLOWANCE,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Keys, indptr (q + 1,), finished (q,) and work (q, 3): look-ups, groups, matches; see
-        ``search_tables``."""
-        words = np.array(scan_words(queries, self.n_bits))  # writable, or all would be compiled a second time
-        n_live = self.n if live is None else int(np.count_nonzero(live))
-        budget = inf if allowance is None else allowance * COSTS.of_scan(self.n_bits, n_live)
-        costs = np.array([COSTS.lookup, COSTS.of_group(self.n_bits), COSTS.match, budget])
+        """Keys, indptr (q + 1,), finished (q,) and work (q, 3): look-ups, groups, matches; see ``search_tables``."""
+        n_bits = self.block.n_bits
+        words = np.array(scan_words(queries, n_bits))  # writable, or all would be compiled a second time
+        budget = inf if allowance is None else allowance * COSTS.of_scan(n_bits, self.block.count(live))
+        costs = np.array([COSTS.lookup, COSTS.of_group(n_bits), COSTS.match, budget])
         flags = NO_LIVE if live is None else np.ascontiguousarray(live)
-        return search_tables(words, self.arrays, wanted, np.ascontiguousarray(bounds, np.int64), flags, costs)
+        return buckets_numba.search_tables(
+            words, self.arrays, wanted, np.ascontiguousarray(bounds, np.int64), flags, costs
+        )
 
 
 def make_tables(block: CodeBlock, count: int | None = None) -> BucketTables:
@@ -242,7 +211,7 @@ def join_tables(block: CodeBlock, rows: list[np.ndarray], offsets: list[np.ndarr
         _check_table(own_rows, own_offsets, block.n, 1 << int(widths[a]))
         table_rows[a] = own_rows
         table_offsets[a, : len(own_offsets)] = own_offsets
-        fill_table(block.groups, table_rows[a], groups[a])
+        buckets_numba.fill_table(block.groups, table_rows[a], groups[a])
     choose = np.array([[comb(int(width), weight) for weight in range(int(widths[0]) + 1)] for width in widths])
     return BucketTables(
         block, TableArrays(groups, table_rows, table_offsets, starts, widths, _masks(block, starts, widths), choose)
@@ -269,19 +238,11 @@ def _check_table(rows: np.ndarray, offsets: np.ndarray, n: int, values: int) -> 
         raise IntegrityError(f"a bucket table of {rows.shape[0]} rows does not fit {n} codes; build the tables again")
 
 
-def _interleave(
-    found: tuple[np.ndarray, np.ndarray, np.ndarray],
-    scanned: tuple[np.ndarray, np.ndarray, np.ndarray],
-    late: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _interleave(found: Within, scanned: Within, late: np.ndarray) -> Within:
     """``found`` with the results ``scanned`` put in for the queries ``late``, of which it holds nothing."""
-    counts = np.diff(found[0])
-    owner = np.repeat(np.arange(len(counts)), counts)
-    late_counts = np.diff(scanned[0])
-    order = np.argsort(np.concatenate([owner, np.repeat(late, late_counts)]), kind="stable")
-    counts[late] = late_counts
-    return (
-        indptr_of(counts),
-        np.concatenate([found[1], scanned[1]])[order],
-        np.concatenate([found[2], scanned[2]])[order],
-    )
+    counts, more = np.diff(found[0]), np.diff(scanned[0])
+    owners = np.concatenate([np.repeat(np.arange(len(counts)), counts), np.repeat(late, more)])
+    order = np.argsort(owners, kind="stable")
+    counts[late] = more
+    distances, rows = (np.concatenate(pair)[order] for pair in zip(found[1:], scanned[1:], strict=True))
+    return indptr_of(counts), distances, rows

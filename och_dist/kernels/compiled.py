@@ -95,10 +95,10 @@ def cache_folder() -> Path | None:
     return None
 
 
-def state_of_everything() -> str:
+def state_of_everything(sources: Path = Path(__file__).parent) -> str:
     """Digest of all that shapes machine code: sources, versions, processor, settings."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(sources.glob("*.py")):
         digest.update(path.read_bytes())
     versions = [importlib.metadata.version(name) for name in PACKAGES]
     numbas = {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}

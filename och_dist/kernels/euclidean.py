@@ -6,17 +6,21 @@ same float64 on every machine, and neighbours are in the total order (distance, 
 
 A float32 matrix product bounds every distance from below, rigorously; only rows whose bound does not
 exceed the current k-th distance are measured exactly. What the product rounds therefore decides how much
-is measured, never what is returned.
+is measured, never what is returned. Nor does the result depend on the parts in which a corpus is searched, or on
+the order in which these are merged.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from och_dist.errors import UsageError
-from och_dist.kernels.candidates import Candidates, gather_nearest, keep_nearest
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.fixed_order import NORM_LIMIT, centre_rows, distance_error, squared_distance
+from och_dist.kernels.fixed_order import NORM_LIMIT, centre_rows, centred_rows, distance_error, squared_distance
 from och_dist.kernels.moments import ROWS_PER_BLOCK, as_float_rows, check_finite, check_rows, float_blocks
 from och_dist.kernels.simd import GROUP, LANES, lowest_bit, near_rows
 
@@ -27,6 +31,83 @@ STRIP = 128
 
 SPARE = 12
 """Least number of candidates beyond k that are kept before they are cut back to the nearest k."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Neighbours of q queries, query i at ``offsets[i]:offsets[i + 1]``; in any order, or ``ranked`` by (distance,
+    row).
+
+    ``offsets`` (q + 1,) int64, squared ``distances`` (m,) float64, ``rows`` (m,) int64.
+    """
+
+    offsets: np.ndarray
+    distances: np.ndarray
+    rows: np.ndarray
+    ranked: bool = False
+
+    def rank(self) -> Candidates:
+        """The same, each query sorted by (distance, row)."""
+        if self.ranked:
+            return self
+        distances, rows = np.empty_like(self.distances), np.empty_like(self.rows)
+        for low, high in itertools.pairwise(self.offsets.tolist()):
+            order = np.argsort(self.distances[low:high])
+            distances[low:high] = self.distances[low:high][order]
+            if (distances[low + 1 : high] == distances[low : high - 1]).any():
+                order = np.lexsort((self.rows[low:high], self.distances[low:high]))
+            rows[low:high] = self.rows[low:high][order]
+        return Candidates(self.offsets, distances, rows, ranked=True)
+
+    def of_queries(self, start: int, stop: int) -> Candidates:
+        """Those of queries [start, stop), in arrays of their own."""
+        low, high = self.offsets[start], self.offsets[stop]
+        offsets = self.offsets[start : stop + 1] - low
+        return Candidates(offsets, self.distances[low:high].copy(), self.rows[low:high].copy(), self.ranked)
+
+    def dense(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Distances and rows (q, w) of the first w = min(k, candidates of a query), the same for all queries."""
+        counts = np.minimum(np.diff(self.offsets), k)
+        if counts.size == 0:
+            return np.empty((0, k)), np.empty((0, k), dtype=np.int64)
+        if counts.min() != counts.max():
+            raise UsageError(
+                f"queries have between {counts.min()} and {counts.max()} candidates; expected one number: "
+                "lower k or search without limits"
+            )
+        ranked = self.rank()
+        if self.offsets[-1] == counts.sum():
+            shape = len(counts), int(counts[0])
+            return ranked.distances.reshape(shape), ranked.rows.reshape(shape)
+        index = self.offsets[:-1, None] + np.arange(counts[0])
+        return ranked.distances[index], ranked.rows[index]
+
+
+def merge_candidates(parts: Sequence[Candidates], k: int) -> Candidates:
+    """The nearest k of several results for the same queries and disjoint rows."""
+    if not parts:
+        raise UsageError("no partial results to merge; expected at least one")
+    if len({part.offsets.size for part in parts}) != 1:
+        raise UsageError("the partial results are of different numbers of queries; expected one and the same")
+    starts = np.sum([part.offsets for part in parts], axis=0)
+    distances, rows = np.empty(starts[-1]), np.empty(starts[-1], dtype=np.int64)
+    counts = np.zeros(len(starts) - 1, dtype=np.int64)
+    for part in parts:
+        _append(part.offsets, part.distances, part.rows, starts, counts, distances, rows)
+    return gather_nearest(starts[:-1], counts, distances, rows, k)
+
+
+def gather_nearest(
+    starts: np.ndarray, counts: np.ndarray, distances: np.ndarray, rows: np.ndarray, k: int
+) -> Candidates:
+    """The nearest k of each query, whose ``counts`` (q,) values begin at ``starts`` (q,) of flat arrays, which are
+    changed."""
+    offsets = np.concatenate(([0], np.cumsum(np.minimum(counts, k))))
+    if len(distances) > offsets[-1]:
+        kept_distances, kept_rows = np.empty(offsets[-1]), np.empty(offsets[-1], dtype=np.int64)
+        _gather(starts, counts, distances, rows, k, offsets, kept_distances, kept_rows)
+        distances, rows = kept_distances, kept_rows
+    return Candidates(offsets, distances, rows)
 
 
 def exact_distances(queries: np.ndarray, block: np.ndarray, pair_query: np.ndarray, pair_row: np.ndarray) -> np.ndarray:
@@ -81,9 +162,10 @@ def _scan_block(queries: np.ndarray, block: np.ndarray, first_row: int, k: int, 
     # Near the queries the cancellation in |x|^2 + |q|^2 - 2 x.q is least; one query alone has none at all.
     with np.errstate(over="ignore"):
         centre = np.clip(exact_queries.mean(axis=0, dtype=np.float64), -1e37, 1e37).astype(np.float32)
-    near_queries, query_squared = np.empty((q, d), dtype=np.float32), np.empty(q)
-    centre_rows(exact_queries, centre, near_queries, query_squared)
-    share, lost = _slack(d)
+    near_queries, query_squared = centred_rows(exact_queries, centre)
+    # share (|x'|^2 + |q'|^2) - 2 x'.q' - lost is at most |x - q|^2, since |x'||q'| <= (|x'|^2 + |q'|^2) / 2.
+    product_error, rounding, lost = distance_error(d)
+    share = 1.0 - (product_error / 2.0 + 2.0 * rounding)
     query_halves = np.where(query_squared <= NORM_LIMIT**2 / 4, (share * query_squared - lost) / 2, -np.inf)
     size = min(ROWS_PER_BLOCK, block.shape[0])
     wide = -(-size // GROUP) * GROUP
@@ -95,7 +177,8 @@ def _scan_block(queries: np.ndarray, block: np.ndarray, first_row: int, k: int, 
         if not np.isfinite(row_squared[:m]).all():
             check_finite(block, first_row=first_row)
         small = row_squared[:m] <= NORM_LIMIT**2 / 4
-        row_halves[:m] = _round_down(np.where(small, share * row_squared[:m] / 2, -np.inf))
+        halves = np.where(small, share * row_squared[:m] / 2, -np.inf).astype(np.float32)
+        row_halves[:m] = np.nextafter(halves, np.float32(-np.inf))
         for first in range(0, q, QUERIES_PER_TILE):
             tile = slice(first, min(first + QUERIES_PER_TILE, q))
             product = products[: tile.stop - first]
@@ -105,18 +188,6 @@ def _scan_block(queries: np.ndarray, block: np.ndarray, first_row: int, k: int, 
                 *(product, query_halves[tile], row_halves, exact_queries[tile], rows, first_row + place.start, k),
                 *(part[tile] for part in found),
             )
-
-
-def _slack(d: int) -> tuple[float, float]:
-    """(s, c) such that s (|x'|^2 + |q'|^2) - 2 x'.q' - c, with the product in float32, is at most the squared distance
-    of x and q: see :func:`distance_error`, and |x'||q'| <= (|x'|^2 + |q'|^2) / 2."""
-    a, b, c = distance_error(d)
-    return 1.0 - (a / 2.0 + 2.0 * b), c
-
-
-def _round_down(values: np.ndarray) -> np.ndarray:
-    """Float32 numbers that are at most ``values``."""
-    return np.nextafter(values.astype(np.float32), np.float32(-np.inf))
 
 
 @njit(nogil=True)
@@ -157,3 +228,81 @@ def _row_distances(left, right, distances):  # type: ignore[no-untyped-def]
     partial = np.empty(LANES, dtype=np.float64)
     for i in range(left.shape[0]):
         distances[i] = squared_distance(left, i, right, i, partial)
+
+
+@njit(nogil=True)
+def keep_nearest(distances, rows, k):  # type: ignore[no-untyped-def]
+    """Move the nearest ``k`` of more than k to the front, in the order they have; the distance of the last of them."""
+    bar = nth_smallest(distances.copy(), k - 1)
+    nearer, ties = 0, 0
+    for i in range(distances.shape[0]):
+        nearer += distances[i] < bar
+        ties += distances[i] == bar
+    last_row = np.inf
+    if nearer + ties > k:
+        tied = np.empty(ties)
+        at = 0
+        for i in range(distances.shape[0]):
+            if distances[i] == bar:
+                tied[at] = rows[i]
+                at += 1
+        last_row = nth_smallest(tied, k - nearer - 1)
+    kept = 0
+    for i in range(distances.shape[0]):
+        if distances[i] < bar or (distances[i] == bar and rows[i] <= last_row):
+            distances[kept], rows[kept] = distances[i], rows[i]
+            kept += 1
+    return bar
+
+
+@njit(nogil=True)
+def nth_smallest(values, n):  # type: ignore[no-untyped-def]
+    """The n-th smallest of ``values``, from 0, which are shuffled (Hoare's selection).
+
+    numpy.partition takes four seconds to compile.
+    """
+    low, high = 0, values.shape[0] - 1
+    state = np.uint64(1)
+    while low < high:
+        # No order of the rows is slow for pivots that jump about; the result does not depend on them.
+        state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+        pivot = values[low + np.int64(state >> np.uint64(33)) % (high - low + 1)]
+        i, j = low, high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while pivot < values[j]:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if n <= j:
+            high = j
+        elif n >= i:
+            low = i
+        else:
+            break
+    return values[n]
+
+
+@njit(nogil=True)
+def _append(part_offsets, part_distances, part_rows, starts, counts, distances, rows):  # type: ignore[no-untyped-def]
+    for q in range(counts.shape[0]):
+        at = starts[q] + counts[q]
+        low, high = part_offsets[q], part_offsets[q + 1]
+        for i in range(high - low):
+            distances[at + i] = part_distances[low + i]
+            rows[at + i] = part_rows[low + i]
+        counts[q] += high - low
+
+
+@njit(nogil=True)
+def _gather(starts, counts, distances, rows, k, offsets, kept_distances, kept_rows):  # type: ignore[no-untyped-def]
+    for q in range(counts.shape[0]):
+        start, stop = starts[q], starts[q] + counts[q]
+        if counts[q] > k > 0:
+            keep_nearest(distances[start:stop], rows[start:stop], k)
+        for i in range(offsets[q + 1] - offsets[q]):
+            kept_distances[offsets[q] + i] = distances[start + i]
+            kept_rows[offsets[q] + i] = rows[start + i]

@@ -43,6 +43,13 @@ def distance_error(d: int) -> tuple[float, float, float]:
     return SAFETY * 2.0 * gamma, SAFETY * 3.0 * ROUNDOFF, SAFETY * 2.0 * d * UNDERFLOW
 
 
+def centred_rows(rows: np.ndarray, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``rows`` (m, d) - ``mean`` (d,) in float32, and the squared norms (m,) float64 of that."""
+    centred, squared = np.empty(rows.shape, dtype=np.float32), np.empty(len(rows))
+    centre_rows(rows, mean, centred, squared)
+    return centred, squared
+
+
 @njit(nogil=True)
 def fixed_dot(left, i, right, j, start, partial):  # type: ignore[no-untyped-def]
     """``start`` + left[i] . right[j]; ``partial`` (LANES,) float64 is scratch."""

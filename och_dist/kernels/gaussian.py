@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.fixed_order import SAFETY, centre_rows, exp_minus, fixed_dot
+from och_dist.kernels.fixed_order import SAFETY, centred_rows, exp_minus, fixed_dot
 from och_dist.kernels.moments import as_float_rows, float_blocks, refuse_row
 from och_dist.kernels.packing import pack_bits
 from och_dist.kernels.simd import LANES
@@ -49,19 +49,16 @@ def encode_gaussian(
     or infinity raise ``NonFiniteError``; rows too far from the mean for float32 raise ``BadInputError``.
     """
     features = GaussianFeatures(mean, bases, bandwidth, bias)
-    r = weights.shape[1]
     bound = features.error() * np.abs(weights).sum(axis=0) + np.finfo(np.float64).tiny
     columns = np.ascontiguousarray(weights.T)
-    codes = np.empty((block.shape[0], -(-r // 8)), dtype=np.uint8)
+    codes = np.empty((block.shape[0], -(-len(columns) // 8)), dtype=np.uint8)
     for place, rows in float_blocks(block, len(mean), ROWS_PER_BLOCK):
         centred, squared = features.centred(rows)
         if not np.isfinite(squared).all():
             refuse_row(block, first_row, place.start + int(np.argmin(np.isfinite(squared))), OVERFLOW)
         scores = features.of_centred(centred, squared) @ weights
-        bits = scores > 0
-        open_rows, open_bits = np.nonzero(np.abs(scores) <= bound)
-        _set_exact_bits(centred, squared, *features.exact, columns, open_rows, open_bits, bits)
-        codes[place] = pack_bits(bits)
+        _fill_scores(centred, squared, *features.exact, columns, *np.nonzero(np.abs(scores) <= bound), scores)
+        codes[place] = pack_bits(scores > 0)
     return codes
 
 
@@ -74,9 +71,10 @@ def gaussian_scores(
     """
     features = GaussianFeatures(mean, bases, bandwidth, bias)
     columns = np.ascontiguousarray(weights.T)
-    scores = np.empty((block.shape[0], columns.shape[0]))
+    scores = np.empty((block.shape[0], len(columns)))
     for place, rows in float_blocks(block, len(mean), ROWS_PER_BLOCK):
-        _fill_scores(*features.centred(rows), *features.exact, columns, scores[place])
+        every = np.indices(scores[place].shape).reshape(2, -1)
+        _fill_scores(*features.centred(rows), *features.exact, columns, *every, scores[place])
     return scores
 
 
@@ -86,17 +84,13 @@ class GaussianFeatures:
     def __init__(self, mean: np.ndarray, bases: np.ndarray, bandwidth: float, bias: np.ndarray) -> None:
         self.mean, self.bases, self.bias = mean, bases, bias
         self.rate = 0.5 / float(bandwidth)
-        self.base_squared = np.empty(len(bases))
-        centre_rows(bases, np.zeros_like(mean), np.empty_like(bases), self.base_squared)
+        self.base_squared = centred_rows(bases, np.zeros_like(mean))[1]
         self.exact = self.rate, bases, self.base_squared, bias
         self._columns = bases.astype(np.float64).T
 
     def centred(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """``rows`` (n, d) minus the mean in float32, and squared norms (n,) float64."""
-        rows = as_float_rows(rows)
-        centred, squared = np.empty(rows.shape, dtype=np.float32), np.empty(len(rows))
-        centre_rows(rows, self.mean, centred, squared)
-        return centred, squared
+        return centred_rows(as_float_rows(rows), self.mean)
 
     def of_centred(self, centred: np.ndarray, squared: np.ndarray) -> np.ndarray:
         """Features (n, m) float64 of what ``centred`` gave, within ``error()`` of their definition."""
@@ -131,36 +125,21 @@ def _finish_features(products, squared, base_squared, rate, bias):  # type: igno
 
 
 @njit(nogil=True)
-def _fill_features(centred, i, squared, rate, bases, base_squared, bias, features, partial):  # type: ignore[no-untyped-def]
-    """Fill ``features`` (1, m) with those of row i as defined; ``partial`` (LANES,) is scratch."""
-    norm = np.sqrt(squared)
-    for j in range(bases.shape[0]):
-        product = fixed_dot(centred, i, bases, j, 0.0, partial)
-        features[0, j] = _feature(product, norm, base_squared[j], rate, bias[j])
-
-
-@njit(nogil=True)
-def _fill_scores(centred, squared, rate, bases, base_squared, bias, columns, scores):  # type: ignore[no-untyped-def]
-    """Fill ``scores`` (n, r) as defined; ``columns`` (r, m) are the weights transposed."""
-    partial = np.empty(LANES, dtype=np.float64)
-    features = np.empty((1, bases.shape[0]), dtype=np.float64)
-    for i in range(scores.shape[0]):
-        _fill_features(centred, i, squared[i], rate, bases, base_squared, bias, features, partial)
-        for k in range(scores.shape[1]):
-            scores[i, k] = fixed_dot(features, 0, columns, k, 0.0, partial)
-
-
-@njit(nogil=True)
-def _set_exact_bits(  # type: ignore[no-untyped-def]
-    centred, squared, rate, bases, base_squared, bias, columns, open_rows, open_bits, bits
+def _fill_scores(  # type: ignore[no-untyped-def]
+    centred, squared, rate, bases, base_squared, bias, columns, pair_row, pair_bit, scores
 ):
-    """Pairs come row by row, so that the features of a row are computed once."""
+    """Set ``scores[pair_row[p], pair_bit[p]]`` as defined; ``columns`` (r, m) are the weights transposed.
+
+    Pairs come row by row, so that the features of a row are computed once.
+    """
     partial = np.empty(LANES, dtype=np.float64)
     features = np.empty((1, bases.shape[0]), dtype=np.float64)
     last = -1
-    for p in range(open_rows.shape[0]):
-        i = open_rows[p]
+    for p in range(pair_row.shape[0]):
+        i, k = pair_row[p], pair_bit[p]
         if i != last:
-            _fill_features(centred, i, squared[i], rate, bases, base_squared, bias, features, partial)
-            last = i
-        bits[i, open_bits[p]] = fixed_dot(features, 0, columns, open_bits[p], 0.0, partial) > 0.0
+            norm, last = np.sqrt(squared[i]), i
+            for j in range(bases.shape[0]):
+                product = fixed_dot(centred, i, bases, j, 0.0, partial)
+                features[0, j] = _feature(product, norm, base_squared[j], rate, bias[j])
+        scores[i, k] = fixed_dot(features, 0, columns, k, 0.0, partial)

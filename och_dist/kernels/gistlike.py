@@ -55,20 +55,15 @@ class GistWorld:
     shares: NDArray[np.float64]  # (N_CLUSTERS,), cumulated share of rows per cluster
     unit: float  # a power of two: whole numbers of the product times unit = square root of a coordinate
 
-    @property
-    def mean(self) -> NDArray[np.float32]:
-        """Mean square root of each coordinate at contrast 1, shape (dim,)."""
-        return self.loadings[-1] * np.float32(self.unit * _LATENT_UNIT)
-
 
 def gist_rows(first_row: int, n_rows: int, *, dim: int = 960, seed: int = 0) -> NDArray[np.float32]:
     """Rows ``first_row`` to ``first_row + n_rows`` of the endless set (seed, dim), shape (n_rows, dim).
 
     Memory: the result, the world and the latents of one block.
     """
-    first = _check("first_row", first_row, 0, _WORD * _WORD)
-    count = _check("n_rows", n_rows, 0, _WORD * _WORD)
-    world, seed, dim = gist_world(seed, dim), int(seed), int(dim)
+    first, count = _check("first_row", first_row, 0, _WORD * _WORD), _check("n_rows", n_rows, 0, _WORD * _WORD)
+    seed, dim = _check("seed", seed, 0, _WORD * _WORD), _check("dim", dim, 1, _WORD)
+    world = gist_world(seed, dim)
     rows = np.empty((count, dim), dtype=np.float32)
     stop = first + count
     for block in range(first // BLOCK_ROWS, -(-stop // BLOCK_ROWS) if count else 0):
@@ -76,11 +71,6 @@ def gist_rows(first_row: int, n_rows: int, *, dim: int = 960, seed: int = 0) -> 
         low, high = max(first, start), min(stop, start + BLOCK_ROWS)
         _fill(rows[low - first : high - first], world, seed, block, slice(low - start, high - start))
     return rows
-
-
-def gist_world(seed: int, dim: int) -> GistWorld:
-    """The parameters that all rows of (seed, dim) share; computed once per process."""
-    return _build_world(_check("seed", seed, 0, _WORD * _WORD), _check("dim", dim, 1, _WORD))
 
 
 def _check(name: str, value: int, low: int, limit: int) -> int:
@@ -137,7 +127,8 @@ def _contrast(normal: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 @lru_cache(maxsize=4)
-def _build_world(seed: int, dim: int) -> GistWorld:
+def gist_world(seed: int, dim: int) -> GistWorld:
+    """The parameters that all rows of (seed, dim) share; computed once per process."""
     generator = _generator(seed, dim, _WORLD, 0)
     factors = min(dim, MAX_FACTORS)
     rank = np.arange(1, factors + 1)
@@ -168,8 +159,7 @@ def _relative_loadings(generator: np.random.Generator, dim: int, rank: NDArray[n
     loadings = directions * np.sqrt(variance * (dim / variance.sum()))
     # Real coordinates differ less in relative spread than random directions make them.
     length = np.sqrt(np.sum(loadings**2, axis=1, keepdims=True))
-    result: NDArray[np.float64] = _RELATIVE_STD * loadings / length**0.7
-    return result
+    return np.asarray(_RELATIVE_STD * loadings / length**0.7)
 
 
 def _whole_loadings(mean: NDArray[np.float64], relative: NDArray[np.float64]) -> tuple[NDArray[np.float32], float]:

@@ -1,4 +1,4 @@
-"""Hamming distances between packed codes: nearest rows, rows within a radius, histograms, single pairs.
+"""Hamming distances between packed codes: nearest rows, rows within a radius, histograms.
 
 Codes are laid out once (``lay_out``) and scanned often. Everything is exact, and results are in the total order
 (distance, row).
@@ -11,35 +11,22 @@ so that few groups are looked at in vain; a query for which the sample promised 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
 
-from och_dist.errors import BadInputError, UsageError
+from och_dist.errors import UsageError
 from och_dist.kernels import hamming_numba
-from och_dist.kernels.packing import check_padding, code_words
-from och_dist.kernels.simd import GROUP, popcount
-
-__all__ = [
-    "GROUP",
-    "CodeBlock",
-    "hamming_histogram",
-    "hamming_pairs",
-    "hamming_radius",
-    "hamming_top_k",
-    "lay_out",
-    "merge_radius",
-    "merge_top_k",
-    "popcount",
-]
+from och_dist.kernels.packing import check_padding, check_words, code_words
+from och_dist.kernels.simd import GROUP
 
 Neighbours = tuple[np.ndarray, np.ndarray]
 Within = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 GATHER_COST = 100
-"""Codes scanned for one query in the time it takes to gather one."""
+"""Codes scanned for one query in the time it takes to gather one; fewer where comparing takes longer."""
 
 SAMPLE_STRIDE = 32
 SAMPLE_FROM = 1 << 16
@@ -59,28 +46,41 @@ CACHE_LINE = 64
 class CodeBlock:
     """``n`` codes of ``n_bits`` laid out for scanning: ``groups`` (ceil(n / 64), words, 64), word by word in a group.
 
-    Made by ``lay_out``. ``sample`` holds every 32nd code in the same layout, or nothing for small blocks.
+    Made by ``lay_out``. ``sample`` has every 32nd code, or is nothing for small blocks.
     """
 
     groups: np.ndarray
     n: int
     n_bits: int
-    sample: np.ndarray | None = field(repr=False, default=None)
+    sample: CodeBlock | None = field(repr=False, default=None)
 
     @property
     def nbytes(self) -> int:
         """Memory in use."""
-        return int(self.groups.nbytes) + (0 if self.sample is None else int(self.sample.nbytes))
+        return int(self.groups.nbytes) + (0 if self.sample is None else self.sample.nbytes)
 
     @cached_property
-    def every(self) -> np.ndarray:
-        """Live bits of all rows, made once: fresh memory for them would cost a single query a third of its scan."""
-        return live_bits(self.n, None)
+    def _every(self) -> np.ndarray:
+        """Made once: fresh memory for it would cost a single query a third of its scan."""
+        return self.live_bits(np.ones(self.n, bool))
 
-    @cached_property
-    def every_sampled(self) -> np.ndarray:
-        """Live bits of all rows of the sample."""
-        return live_bits(-(-self.n // SAMPLE_STRIDE), None)
+    def count(self, live: np.ndarray | None) -> int:
+        """How many rows are ``live`` (n,) bool, which is checked; all without it."""
+        if live is None:
+            return self.n
+        if live.shape != (self.n,) or live.dtype != bool:
+            raise UsageError(
+                f"live is {live.dtype} {live.shape}; expected bool ({self.n},), True for the rows that count"
+            )
+        return int(np.count_nonzero(live))
+
+    def live_bits(self, live: np.ndarray | None) -> np.ndarray:
+        """One uint64 for each group: which rows are ``live`` (n,) bool, all without it. None are beyond the last."""
+        if live is None:
+            return self._every
+        flags = np.zeros(8 * len(self.groups), np.uint8)
+        flags[: -(-self.n // 8)] = np.packbits(live, bitorder="little")
+        return flags.view(np.uint64)
 
     def part(self, start: int, stop: int) -> CodeBlock:
         """The rows from ``start`` to ``stop``, without a copy of the codes; both are multiples of 64 (or n)."""
@@ -118,24 +118,47 @@ def hamming_top_k(
     k-th distance: rows beyond them are not found, and the place they leave at the end has distance n_bits + 1 and
     row -1.
     """
-    words = scan_words(queries, block.n_bits)
-    check_k(k)
+    words, beyond = scan_words(queries, block.n_bits), block.n_bits + 1
     bounds = check_limits(limits, len(words), block.n_bits) + 1
-    block, live, kept, n_live = rows_to_scan(block, live, len(words))
-    distances = np.full((len(words), min(int(k), n_live)), block.n_bits + 1, dtype=np.int32)
-    rows = np.full(distances.shape, -1, dtype=np.int64)
+
+    def scan(some: slice | np.ndarray, groups: np.ndarray, live: np.ndarray, *rest: np.ndarray) -> np.ndarray:
+        return hamming_numba.scan(words[some], groups, live, beyond, *rest)
+
+    return scan_nearest(scan, block, k, live, bounds, np.int32(beyond), sample=limits is None)
+
+
+def scan_nearest(
+    scan: Callable[..., np.ndarray],
+    block: CodeBlock,
+    k: int,
+    live: np.ndarray | None,
+    bounds: np.ndarray,
+    empty: np.generic,
+    *,
+    sample: bool = True,
+    gather_cost: int = GATHER_COST,
+) -> Neighbours:
+    """Distances and rows (q, m) of the first k live rows below ``bounds`` (q,), from a ``scan`` of any distance.
+
+    ``scan(some queries, groups, live bits, bounds, distances, rows)`` fills the last two, (q, k), and tells how many
+    rows it found. Places without a row have the distance ``empty``, as large as any, and row -1. A scan of the sample
+    first tells bounds below which about k rows lie; a query that has fewer there is scanned once more.
+    """
+    check_k(k)
+    block, live, kept, n_live = rows_to_scan(block, live, len(bounds), gather_cost)
+    shape = len(bounds), min(int(k), n_live)
+    distances, rows = np.full(shape, empty), np.full(shape, -1, np.int64)
     if not distances.size:
         return distances, rows
-    bits = block.every if live is None else live_bits(block.n, live)
-
-    def scan(some: slice | np.ndarray, bounds: np.ndarray, *out: np.ndarray) -> np.ndarray:
-        return hamming_numba.scan(words[some], block.groups, bits, block.n_bits + 1, bounds, *out)
-
-    guessed = _expected_limits(words, block, live, rows.shape[1]) if limits is None else None
-    guided(scan, bounds, guessed, distances, rows)
-    if kept is not None:
-        rows = np.where(rows < 0, -1, kept[rows])
-    return distances, rows
+    bits = block.live_bits(live)
+    guess = _guessed_bounds(scan, block, live, bounds, shape[1], empty) if sample else None
+    found = scan(slice(None), block.groups, bits, bounds if guess is None else guess, distances, rows)
+    late = np.flatnonzero(found < shape[1]) if guess is not None else found[:0]
+    if late.size:
+        part = distances[late], rows[late]
+        scan(late, block.groups, bits, bounds[late], *part)
+        distances[late], rows[late] = part
+    return distances, rows if kept is None else np.where(rows < 0, -1, kept[rows])
 
 
 def hamming_radius(queries: np.ndarray, block: CodeBlock, radius: int, *, live: np.ndarray | None = None) -> Within:
@@ -145,12 +168,11 @@ def hamming_radius(queries: np.ndarray, block: CodeBlock, radius: int, *, live: 
     indptr[i + 1], sorted by (distance, row). ``live`` as for ``hamming_top_k``.
     """
     words = scan_words(queries, block.n_bits)
-    if radius < 0:
-        raise UsageError(f"radius={radius}; expected a distance of at least 0")
+    check_radius(radius)
     block, live, kept, _ = rows_to_scan(block, live, len(words))
     limit = min(int(radius), block.n_bits) + 1
     counts, distances, rows = hamming_numba.within_radius(
-        words, block.groups, block.every if live is None else live_bits(block.n, live), limit, block.n_bits + 1
+        words, block.groups, block.live_bits(live), limit, block.n_bits + 1
     )
     return indptr_of(counts), distances, rows if kept is None else kept[rows]
 
@@ -159,59 +181,27 @@ def hamming_histogram(queries: np.ndarray, block: CodeBlock, *, live: np.ndarray
     """(q, n_bits + 1) int64: how many (live) codes lie at each distance from each of ``queries`` (q, bytes)."""
     words = scan_words(queries, block.n_bits)
     # At no cost rows are always gathered; where most are live, the dead ones, for these are less work to count.
-    if live is not None and 2 * np.count_nonzero(live) > block.n:
+    if live is not None and 2 * block.count(live) > block.n:
         dead = rows_to_scan(block, ~live, len(words), gather_cost=0)[0]
         return hamming_histogram(queries, block) - hamming_histogram(queries, dead)
     block = rows_to_scan(block, live, len(words), gather_cost=0)[0]
     return hamming_numba.histogram(words, block.groups, block.n, block.n_bits + 1)
 
 
-def hamming_pairs(
-    query_words: np.ndarray, code_words: np.ndarray, pair_query: np.ndarray, pair_row: np.ndarray
-) -> np.ndarray:
-    """Distances (p,) int32 between ``query_words[pair_query[i]]`` and ``code_words[pair_row[i]]``, the words (q, w)
-    and (n, w) uint64 of ``packing.code_words``."""
-    _check_words(query_words, code_words)
-    return hamming_numba.pairs(*contiguous_pairs(query_words, code_words, pair_query, pair_row))
-
-
-def contiguous_pairs(
-    query_words: np.ndarray, code_words: np.ndarray, pair_query: np.ndarray, pair_row: np.ndarray
-) -> tuple[np.ndarray, ...]:
-    """The words and the pairs of their rows as compiled loops take them; numbers of rows that are not there are
-    refused."""
-    if pair_query.shape != pair_row.shape or pair_query.ndim != 1:
-        raise UsageError(f"pairs of shapes {pair_query.shape} and {pair_row.shape}; expected two equal (p,)")
-    for index, size in ((pair_query, len(query_words)), (pair_row, len(code_words))):
-        if index.size and not (index.min() >= 0 and index.max() < size):
-            raise UsageError(f"pair numbers {index.min()} to {index.max()}; expected 0 to {size - 1}")
-    pairs = (np.ascontiguousarray(index, dtype=np.int64) for index in (pair_query, pair_row))
-    return np.ascontiguousarray(query_words), np.ascontiguousarray(code_words), *pairs
-
-
 def count_rows(
     query_words: np.ndarray, code_words: np.ndarray, rows: np.ndarray, first: int, n_bits: int
 ) -> np.ndarray:
-    """(q, n_bits + 1) int64: how many of ``rows`` (q, k) lie at each distance from their query, those counted that
-    have their words in ``code_words`` (n, w), which begin at row ``first``; see :func:`hamming_pairs`."""
-    _check_words(query_words, code_words)
+    """(q, n_bits + 1) int64: how many of ``rows`` (q, k) lie at each distance from their query, whose words are in
+    ``query_words`` (q, w) uint64; those are counted that have theirs in ``code_words`` (n, w), which begin at row
+    ``first``."""
+    check_words(query_words, n_bits)
+    check_words(code_words, n_bits)
     if rows.ndim != 2 or len(rows) != len(query_words) or rows.dtype != np.int64:
         raise UsageError(f"rows are {rows.dtype} {rows.shape}; expected int64 ({len(query_words)}, k)")
     counts = np.zeros((len(rows), n_bits + 1), np.int64)
     words = np.ascontiguousarray(query_words), np.ascontiguousarray(code_words)
     hamming_numba.count_rows(*words, np.ascontiguousarray(rows), first, counts)
     return counts
-
-
-def _check_words(query_words: np.ndarray, code_words: np.ndarray) -> None:
-    for words in (query_words, code_words):
-        if words.ndim != 2 or words.dtype != np.uint64:
-            raise BadInputError(f"words are {words.dtype} {words.shape}; expected uint64 (rows, words): pack them")
-    if query_words.shape[1] != code_words.shape[1]:
-        raise BadInputError(
-            f"queries have {query_words.shape[1]} words and codes {code_words.shape[1]}; expected as many: "
-            "encode both with one model"
-        )
 
 
 def merge_top_k(parts: Sequence[Neighbours], k: int) -> Neighbours:
@@ -267,10 +257,7 @@ def _lay_out_words(words: np.ndarray, n_bits: int) -> CodeBlock:
 
 def _block(groups: np.ndarray, n: int, n_bits: int) -> CodeBlock:
     block = CodeBlock(groups, n, n_bits)
-    if n < SAMPLE_FROM:
-        return block
-    sample = block.take(np.arange(0, n, SAMPLE_STRIDE))
-    return CodeBlock(groups, n, n_bits, sample.groups)
+    return block if n < SAMPLE_FROM else replace(block, sample=block.take(np.arange(0, n, SAMPLE_STRIDE)))
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -284,6 +271,11 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 def check_k(k: int) -> None:
     if k < 0:
         raise UsageError(f"k={k}; expected a number of neighbours of at least 0")
+
+
+def check_radius(radius: int) -> None:
+    if radius < 0:
+        raise UsageError(f"radius={radius}; expected a distance of at least 0")
 
 
 def check_limits(limits: np.ndarray | None, n_queries: int, n_bits: int) -> np.ndarray:
@@ -307,62 +299,30 @@ def rows_to_scan(
 
     Live rows are gathered first where that pays; else dead ones are sorted out on sight.
     """
-    if live is None:
-        return block, None, None, block.n
-    if live.shape != (block.n,) or live.dtype != bool:
-        raise UsageError(f"live is {live.dtype} {live.shape}; expected bool ({block.n},), True for the rows that count")
-    n_live = int(np.count_nonzero(live))
-    if gather_cost * n_live < n_queries * (block.n - n_live):
+    n_live = block.count(live)
+    if live is not None and gather_cost * n_live < n_queries * (block.n - n_live):
         kept = np.flatnonzero(live)
         return block.take(kept), None, kept, n_live
     return block, live, None, n_live
 
 
-def live_bits(n: int, live: np.ndarray | None) -> np.ndarray:
-    """One uint64 for each group of 64 of n rows; rows beyond the last are dead."""
-    if live is None:
-        bits = np.full(-(-n // GROUP), ~np.uint64(0))
-        if n % GROUP:
-            bits[-1] = (1 << n % GROUP) - 1
-        return bits
-    flags = np.zeros(8 * -(-n // GROUP), np.uint8)
-    flags[: -(-n // 8)] = np.packbits(live, bitorder="little")
-    return flags.view(np.uint64)
-
-
-def sampled(block: CodeBlock, live: np.ndarray | None, k: int) -> tuple[np.ndarray, int] | None:
-    """Live bits of the sample, and the rank in it that about ``k`` live rows have, somewhat more rather than fewer;
-    None where a sample tells little."""
+def _guessed_bounds(
+    scan: Callable[..., np.ndarray],
+    block: CodeBlock,
+    live: np.ndarray | None,
+    bounds: np.ndarray,
+    k: int,
+    empty: np.generic,
+) -> np.ndarray | None:
+    """(q,) bounds that about k live rows are expected to be below, somewhat more rather than fewer; None where a sample
+    tells little."""
     if block.sample is None or MIN_CODES_PER_NEIGHBOUR * k > block.n:
         return None
     expected = k / SAMPLE_STRIDE
     rank = int(np.ceil(expected + SAFETY * np.sqrt(expected))) + 1
-    if live is None:
-        return block.every_sampled, rank
-    return live_bits(-(-block.n // SAMPLE_STRIDE), live[::SAMPLE_STRIDE]), rank
-
-
-def _expected_limits(words: np.ndarray, block: CodeBlock, live: np.ndarray | None, k: int) -> np.ndarray | None:
-    """(q,) int64: distances that about k live rows are expected to be below."""
-    sample = sampled(block, live, k)
-    if sample is None:
-        return None
-    found = hamming_numba.kth_distances(words, block.sample, *sample, block.n_bits + 1)
-    return np.minimum(found + 1, block.n_bits + 1)
-
-
-def guided(
-    scan: Callable[..., np.ndarray],
-    bounds: np.ndarray,
-    guessed: np.ndarray | None,
-    distances: np.ndarray,
-    rows: np.ndarray,
-) -> None:
-    """Fill ``distances`` and ``rows`` (q, k) by ``scan(some queries, bounds, distances, rows)``, which tells how many
-    rows it found; a query that has fewer than k within the ``guessed`` bounds is scanned once more."""
-    found = scan(slice(None), bounds if guessed is None else guessed, distances, rows)
-    late = np.flatnonzero(found < rows.shape[1]) if guessed is not None else found[:0]
-    if late.size:
-        part = distances[late], rows[late]
-        scan(late, bounds[late], *part)
-        distances[late], rows[late] = part
+    bits = block.sample.live_bits(None if live is None else live[::SAMPLE_STRIDE])
+    distances = np.full((len(bounds), rank), empty)
+    scan(slice(None), block.sample.groups, bits, bounds, distances, np.empty(distances.shape, np.int64))
+    farthest = distances.max(axis=1)
+    beyond = farthest + np.int64(1) if farthest.dtype.kind == "i" else np.nextafter(farthest, np.inf)
+    return np.minimum(beyond, bounds)

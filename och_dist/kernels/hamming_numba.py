@@ -129,18 +129,6 @@ def scan(queries, groups, live, n_distances, limits, out_distances, out_rows):  
 
 
 @njit(nogil=True)
-def kth_distances(queries, groups, live, k, n_distances):  # type: ignore[no-untyped-def]
-    """(q,) int64: the distance of the k-th nearest live row, or n_distances where there are fewer."""
-    keys, counts, state = _start_tile(queries.shape[0], groups, k, n_distances)
-    found = np.full(queries.shape[0], n_distances, dtype=np.int64)
-    for first in range(0, queries.shape[0], keys.shape[0]):
-        last = min(first + keys.shape[0], queries.shape[0])
-        _scan_tile(queries[first:last], groups, live, k, found[first:last], keys, counts, state)
-        found[first:last] = state[: last - first, 0]
-    return found
-
-
-@njit(nogil=True)
 def _scan_tile(queries, groups, live, k, limits, keys, counts, state):  # type: ignore[no-untyped-def]
     """One pass over the codes. ``state`` (q, 3) receives limit, candidates below it, candidates in ``keys``.
 
@@ -262,18 +250,6 @@ def histogram(queries, groups, n, n_distances):  # type: ignore[no-untyped-def]
             for value in range(n_distances):
                 counts[q, value] += tables[0, value] + tables[1, value] + tables[2, value] + tables[3, value]
     return counts
-
-
-@njit(nogil=True)
-def pairs(queries, codes, pair_query, pair_row):  # type: ignore[no-untyped-def]
-    """Distances (p,) int32 between words ``queries[pair_query[i]]`` and ``codes[pair_row[i]]``."""
-    distances = np.empty(pair_query.shape[0], dtype=np.int32)
-    for p in range(pair_query.shape[0]):
-        total = np.uint64(0)
-        for j in range(queries.shape[1]):
-            total += popcount(queries[pair_query[p], j] ^ codes[pair_row[p], j])
-        distances[p] = total
-    return distances
 
 
 @njit(nogil=True)

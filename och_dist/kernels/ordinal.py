@@ -13,8 +13,6 @@ import numpy as np
 from och_dist.errors import BadInputError
 from och_dist.kernels.compiled import njit
 
-__all__ = ["FAR", "NEAR", "NEITHER", "near_sets", "ordinal_loss_and_gradient"]
-
 NEAR, NEITHER, FAR = 1, 0, -1
 
 # Many running sums instead of one: the compiler may use vector registers without changing the order of
@@ -26,21 +24,11 @@ _BITS_FLOAT32, _BITS_FLOAT64 = 160, 1400
 
 
 def near_sets(distances: np.ndarray, exclude: np.ndarray, k: int) -> np.ndarray:
-    """Relation of each landmark to each anchor.
+    """Relation (m, S) int8 of each landmark to each anchor, from true ``distances`` (m, S) or what orders rows as they.
 
-    Parameters
-    ----------
-    distances
-        (m, S) true distances, or anything that orders each row the same way.
-    exclude
-        (m, S) bool, pairs that relate to nothing: an anchor that is its own landmark.
-    k
-        Size of the near set; each row needs at least ``k`` landmarks that are not excluded.
-
-    Returns
-    -------
-    (m, S) int8: NEAR for the ``k`` nearest (the first of equals), FAR for those strictly farther than all of
-    them, NEITHER for excluded pairs and for ties with the k-th, whose order nobody knows.
+    NEAR are the ``k`` nearest (the first of equals), FAR those strictly farther than all of them. NEITHER are ties with
+    the k-th, whose order nobody knows, and pairs to ``exclude`` (m, S) bool: an anchor that is its own landmark. Each
+    row needs at least ``k`` landmarks that are not excluded.
     """
     usable = distances.shape[1] - int(exclude.sum(axis=1).max(initial=0))
     if not 1 <= k <= usable:
@@ -191,26 +179,12 @@ def ordinal_loss_and_gradient(
     shift: int = 0,
     cross_weight: float = 0.0,
 ) -> tuple[float, np.ndarray, np.ndarray]:
-    """Loss and its gradient by the frame V and the offsets b.
+    """Loss and its gradient by the ``frame`` V (p, r) and the ``offsets`` b (r,), in the same shapes.
 
-    Parameters
-    ----------
-    u_anchors, u_landmarks
-        (m, p) and (S, p) reduced vectors, all float32 or all float64: the dtype of the computation.
-    relations
-        (m, S) int8 from :func:`near_sets`.
-    frame, offsets
-        V (p, r) and b (r,).
-    gain
-        Factor inside tanh.
-    shift
-        Cross relations compare the near set of anchor i with the far set of anchor (i + shift) mod m.
-    cross_weight
-        Share of the cross relations, 0 to 1; the relations of one anchor have the rest.
-
-    Returns
-    -------
-    loss, dF/dV (p, r), dF/db (r,). The loss is 0 with a zero gradient when there is no relation at all.
+    ``u_anchors`` (m, p) and ``u_landmarks`` (S, p) are reduced vectors, all float32 or all float64: the dtype of the
+    computation; ``relations`` (m, S) int8 those of :func:`near_sets`; ``gain`` is the factor inside tanh. Cross
+    relations compare the near set of anchor i with the far set of anchor (i + ``shift``) mod m; their share of the loss
+    is ``cross_weight``, 0 to 1. Without any relation loss and gradient are 0.
     """
     dtype = u_anchors.dtype.type
     v, b, g = frame.astype(dtype, copy=False), offsets.astype(dtype, copy=False), dtype(gain)

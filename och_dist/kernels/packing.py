@@ -48,6 +48,17 @@ def code_words(codes: np.ndarray) -> np.ndarray:
     return padded
 
 
+def check_words(words: np.ndarray, n_bits: int) -> None:
+    """Refuse ``words`` that are not (n, ceil(n_bits / 64)) uint64, or have bits set beyond ``n_bits``."""
+    if words.ndim != 2 or words.dtype != np.uint64 or words.shape[1] != -(-n_bits // 64):
+        raise BadInputError(
+            f"words are {words.dtype} {words.shape}; expected uint64 (rows, {-(-n_bits // 64)}) "
+            f"for {n_bits} bits: encode both with one model"
+        )
+    if n_bits % 64 and (words[:, -1] >> np.uint64(n_bits % 64)).any():
+        raise BadInputError(f"codes have bits set beyond bit {n_bits}; expected zero padding: encode them again")
+
+
 def count_ones(codes: np.ndarray, n_bits: int) -> np.ndarray:
     """Set bits (n_bits,) int64 per bit position over all rows of ``codes`` (n, ceil(n_bits / 8)) uint8."""
     _check_codes(codes, n_bits)

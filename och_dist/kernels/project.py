@@ -15,7 +15,7 @@ import numpy as np
 
 from och_dist.errors import BadInputError
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.fixed_order import ROUNDOFF, SAFETY, UNDERFLOW, centre_rows, fixed_dot
+from och_dist.kernels.fixed_order import ROUNDOFF, SAFETY, UNDERFLOW, centre_rows, centred_rows, fixed_dot
 from och_dist.kernels.moments import ROWS_PER_BLOCK, float_blocks, refuse_row
 from och_dist.kernels.simd import LANES
 
@@ -73,9 +73,7 @@ def linear_scores(block: np.ndarray, mean: np.ndarray, projection: np.ndarray, o
     scores = np.empty((block.shape[0], projection.shape[1]))
     columns = np.ascontiguousarray(projection.T)
     for place, rows in float_blocks(block, mean.shape[0]):
-        centred, squared = np.empty(rows.shape, dtype=np.float32), np.empty(len(rows))
-        centre_rows(rows, mean, centred, squared)
-        _fill_scores(centred, columns, offsets, scores[place])
+        _fill_scores(centred_rows(rows, mean)[0], columns, offsets, scores[place])
     return scores
 
 

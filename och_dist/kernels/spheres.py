@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from och_dist.errors import BadInputError, UsageError
+from och_dist.errors import UsageError
 from och_dist.kernels.compiled import njit
-from och_dist.kernels.euclidean import exact_distances
-from och_dist.kernels.fixed_order import NORM_LIMIT, centre_rows, distance_error, squared_distance
-from och_dist.kernels.hamming import contiguous_pairs
+from och_dist.kernels.euclidean import euclidean_top_k, exact_distances
+from och_dist.kernels.fixed_order import NORM_LIMIT, centred_rows, distance_error, squared_distance
 from och_dist.kernels.moments import float_blocks, refuse_row
-from och_dist.kernels.packing import pack_bits
+from och_dist.kernels.packing import check_words, pack_bits
 from och_dist.kernels.simd import LANES, popcount
 
 OVERFLOW = "overflow in the distances of row {}; expected squared distances within the range of float64"
@@ -38,10 +37,17 @@ def encode_spheres(
     and is used in error messages only. Rows with NaN or infinity raise ``NonFiniteError``; finite rows at a
     squared distance beyond float64 raise ``BadInputError``.
     """
-    scan = _Scan(pivots)
-    codes = np.empty((block.shape[0], -(-pivots.shape[0] // 8)), dtype=np.uint8)
-    for place, rows in float_blocks(block, pivots.shape[1]):
-        lower, upper = scan.bounds(rows)
+    r, d = pivots.shape
+    # Near the pivots the cancellation in |x|^2 + |p|^2 - 2 x.p is least; the bounds hold for any centre.
+    centre = pivots.mean(axis=0, dtype=np.float64).astype(np.float32)
+    near_pivots, pivot_squared = centred_rows(pivots, centre)
+    codes = np.empty((block.shape[0], -(-r // 8)), dtype=np.uint8)
+    for place, rows in float_blocks(block, d):
+        near, squared = centred_rows(rows, centre)
+        with np.errstate(over="ignore", invalid="ignore"):
+            products = near @ near_pivots.T
+        lower, upper = np.empty(products.shape), np.empty(products.shape)
+        _fill_bounds(products, squared, pivot_squared, distance_error(d), lower, upper)
         inside = upper <= squared_radii
         open_rows, open_pivots = np.nonzero(~inside & ~(lower > squared_radii))
         distances = exact_distances(rows, pivots, open_rows, open_pivots)
@@ -68,45 +74,10 @@ def nth_distances(rows: np.ndarray, pivots: np.ndarray, n: int) -> np.ndarray:
     """Squared distance (r,) float64 of the ``n``-th nearest of ``rows`` (m, d), from 1, to each of ``pivots`` (r, d).
 
     Exact in the sense of ``euclidean``: as squared radii they let every sphere hold n rows, more only by ties.
-    Takes 16 m r bytes.
     """
     if not 1 <= n <= len(rows):
         raise UsageError(f"n={n}; expected a rank from 1 to the number of rows, {len(rows)}")
-    scan = _Scan(pivots)
-    lower, upper = np.empty((2, len(pivots), len(rows)))
-    for place, some in float_blocks(rows, pivots.shape[1]):
-        lower[:, place], upper[:, place] = (bound.T for bound in scan.bounds(some))
-    found = np.empty(len(pivots))
-    for k in range(len(pivots)):
-        # The n-th distance lies between the n-th bounds: rows surely nearer are counted, farther ones dropped.
-        least, most = np.partition(lower[k], n - 1)[n - 1], np.partition(upper[k], n - 1)[n - 1]
-        nearer = int(np.count_nonzero(upper[k] < least))
-        open_rows = np.flatnonzero((upper[k] >= least) & (lower[k] <= most))
-        distances = exact_distances(rows, pivots, open_rows, np.full_like(open_rows, k))
-        found[k] = np.partition(distances, n - 1 - nearer)[n - 1 - nearer]
-    return found
-
-
-class _Scan:
-    """Bounds of the squared distances of rows to ``pivots`` (r, d) float32, from one float32 matrix product."""
-
-    def __init__(self, pivots: np.ndarray) -> None:
-        r, d = pivots.shape
-        # Near the pivots the cancellation in |x|^2 + |p|^2 - 2 x.p is least; the bounds hold for any centre.
-        self.centre = pivots.mean(axis=0, dtype=np.float64).astype(np.float32)
-        self.pivots, self.squared = np.empty((r, d), dtype=np.float32), np.empty(r)
-        centre_rows(pivots, self.centre, self.pivots, self.squared)
-        self.error = distance_error(d)
-
-    def bounds(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper bounds (m, r) float64; (-inf, inf) where float32 could overflow."""
-        near, squared = np.empty(rows.shape, dtype=np.float32), np.empty(len(rows))
-        centre_rows(rows, self.centre, near, squared)
-        with np.errstate(over="ignore", invalid="ignore"):
-            products = near @ self.pivots.T
-        lower, upper = np.empty(products.shape), np.empty(products.shape)
-        _fill_bounds(products, squared, self.squared, self.error, lower, upper)
-        return lower, upper
+    return euclidean_top_k(pivots, rows, n).distances.reshape(len(pivots), n).max(axis=1)
 
 
 def spherical_levels(n_bits: int) -> np.ndarray:
@@ -131,7 +102,7 @@ def spherical_histogram(query_words: np.ndarray, code_words: np.ndarray, n_bits:
 
     ``levels`` is ``spherical_levels(n_bits)``. There are about n_bits^2 / 2 levels: pass few queries at a time.
     """
-    _check_words(query_words, code_words, n_bits, levels)
+    _check_levels(query_words, code_words, n_bits, levels)
     counts = np.zeros((query_words.shape[0], int(levels.max()) + 1), dtype=np.int64)
     _count_levels(np.ascontiguousarray(query_words), np.ascontiguousarray(code_words), levels, counts)
     return counts
@@ -146,25 +117,24 @@ def spherical_pairs(
     levels: np.ndarray,
 ) -> np.ndarray:
     """Levels (p,) int32 of ``query_words[pair_query[i]]`` and ``code_words[pair_row[i]]``."""
-    _check_words(query_words, code_words, n_bits, levels)
+    _check_levels(query_words, code_words, n_bits, levels)
+    if pair_query.shape != pair_row.shape or pair_query.ndim != 1:
+        raise UsageError(f"pairs of shapes {pair_query.shape} and {pair_row.shape}; expected two equal (p,)")
+    for numbers, words in ((pair_query, query_words), (pair_row, code_words)):
+        if numbers.size and not (numbers.min() >= 0 and numbers.max() < len(words)):
+            raise UsageError(f"pair numbers {numbers.min()} to {numbers.max()}; expected 0 to {len(words) - 1}")
     found = np.empty(pair_query.shape, dtype=np.int32)
-    _pair_levels(*contiguous_pairs(query_words, code_words, pair_query, pair_row), levels, found)
+    _pair_levels(query_words[pair_query], code_words[pair_row], levels, found)
     return found
 
 
-def _check_words(query_words: np.ndarray, code_words: np.ndarray, n_bits: int, levels: np.ndarray) -> None:
+def _check_levels(query_words: np.ndarray, code_words: np.ndarray, n_bits: int, levels: np.ndarray) -> None:
     if levels.shape != (n_bits + 1, n_bits + 1) or levels.dtype != np.int32:
         raise UsageError(
             f"levels are {levels.dtype} {levels.shape}; expected those of {n_bits} bits: use spherical_levels"
         )
-    for words in (query_words, code_words):
-        if words.ndim != 2 or words.dtype != np.uint64 or words.shape[1] != -(-n_bits // 64):
-            raise BadInputError(
-                f"words are {words.dtype} {words.shape}; expected uint64 (rows, {-(-n_bits // 64)}) "
-                f"for {n_bits} bits: encode both with one model"
-            )
-        if n_bits % 64 and (words[:, -1] >> np.uint64(n_bits % 64)).any():
-            raise BadInputError(f"codes have bits set beyond bit {n_bits}; expected zero padding: encode them again")
+    check_words(query_words, n_bits)
+    check_words(code_words, n_bits)
 
 
 @njit(nogil=True)
@@ -210,6 +180,6 @@ def _count_levels(queries, codes, levels, counts):  # type: ignore[no-untyped-de
 
 
 @njit(nogil=True)
-def _pair_levels(queries, codes, pair_query, pair_row, levels, found):  # type: ignore[no-untyped-def]
+def _pair_levels(queries, codes, levels, found):  # type: ignore[no-untyped-def]
     for p in range(found.shape[0]):
-        found[p] = _level(queries, pair_query[p], codes, pair_row[p], levels)
+        found[p] = _level(queries, p, codes, p, levels)

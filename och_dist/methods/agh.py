@@ -19,8 +19,6 @@ from och_dist.errors import BadInputError
 from och_dist.kernels.anchors import anchor_scores, anchor_shares, encode_anchors, nearest_anchors
 from och_dist.methods.base import Hasher, LearnedArray, TrainingData, parameter, with_fixed_signs
 
-__all__ = ["AnchorGraphHashing", "divisions", "graph_vectors"]
-
 _CONNECTED = 1e-3
 """Eigenvalues this close to 1 tell which part of a disconnected graph a row is in, and nothing within it."""
 

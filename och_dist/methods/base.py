@@ -9,54 +9,33 @@ from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
-from scipy.linalg import eigh
 from threadpoolctl import threadpool_limits
 
 from och_dist.errors import BadInputError, IntegrityError
-from och_dist.kernels.stiefel import residual
 from och_dist.options import Declared, Option
-
-__all__ = [
-    "Hasher",
-    "LearnedArray",
-    "LinearHasher",
-    "TrainingData",
-    "axes_for_bits",
-    "one_thread",
-    "parameter",
-    "principal_axes",
-    "row_blocks",
-    "seed_of",
-    "with_fixed_signs",
-]
 
 Progress = Callable[[int, float], None]
 Layout = tuple[str, tuple[int, ...]]
 
 MAX_BITS = 1 << 16
 
-# Variance below this share of the largest, times the dimension, is the rounding error of the moments.
-_NOISE = 16 * float(np.finfo(np.float64).eps)
-
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Everything a method may learn from: small arrays, whatever the size of the corpus."""
+    """Everything a method may learn from: small arrays, whatever the size of the corpus.
+
+    ``count`` rows in the corpus, their ``mean`` (d,) and ``covariance`` (d, d) float64, divided by ``count``; the pool
+    of training ``rows`` (m, d) float32; k-means ``centres`` (L, d) float32 and the ``labels`` (m,) int32 of the rows,
+    which are their nearest centres; ``notes``: what was reduced on the way, one sentence each.
+    """
 
     count: int
-    """Rows of the corpus."""
     mean: np.ndarray
-    """(d,) float64."""
     covariance: np.ndarray
-    """(d, d) float64, divided by ``count``."""
     rows: np.ndarray
-    """(m, d) float32, the pool of training rows."""
     centres: np.ndarray | None = None
-    """(L, d) float32."""
     labels: np.ndarray | None = None
-    """(m,) int32, the nearest centre of each row of the pool."""
     notes: tuple[str, ...] = ()
-    """What was reduced on the way, one sentence each."""
 
     def require_rows(self) -> None:
         if len(self.rows) == 0:
@@ -236,14 +215,6 @@ class Hasher:
             params["random_state"] = self.seed_
         return params, {name: getattr(self, f"{name}_") for name in self.arrays}, self.info()
 
-    @classmethod
-    def check_layout(cls, params: Mapping[str, Any], stated: Mapping[str, Layout]) -> None:
-        """Compare the dtype and shape that a file states for each array with those of this method."""
-        bits: Any = params.get("n_bits")
-        if not _is_integer(bits) or bits < 1:
-            raise IntegrityError(f"{cls.method} model has n_bits={bits!r}; train it again")
-        _check_layout(cls.method, stated, cls.arrays, {"r": int(bits)})
-
     def _sizes(self) -> dict[str, int]:
         """Sizes of learned arrays that the parameters decide."""
         return {"r": int(self.n_bits)}
@@ -252,17 +223,7 @@ class Hasher:
     def from_state(cls, params: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
         """The fitted hasher of :meth:`to_state`, also of a model from before some parameters; anything unexpected is an
         IntegrityError."""
-        params = {**cls.added, **params}
-        if odd := sorted(set(params) ^ set(cls.param_names())):
-            raise IntegrityError(f"{cls.method} model misses or adds parameters {odd}; train it again")
-        thawed: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in params.items()}
-        model = cls(**thawed)
-        try:
-            model.check_parameters()
-        except (TypeError, ValueError) as error:
-            raise IntegrityError(f"{cls.method} model has impossible parameters: {error}") from error
-        layout = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
-        sizes = _check_layout(cls.method, layout, cls.arrays, model._sizes())
+        model, sizes = cls._of(params, {name: (array.dtype.str, array.shape) for name, array in arrays.items()})
         for name, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise IntegrityError(f"array {name} of the {cls.method} model is not finite; train it again")
@@ -275,94 +236,39 @@ class Hasher:
         model.seed_ = seed_of(model.random_state)
         return model
 
+    @classmethod
+    def check_layout(cls, params: Mapping[str, Any], stated: Mapping[str, Layout]) -> None:
+        """Compare the dtype and shape that a file states for each array with those that the parameters ask for."""
+        cls._of(params, stated)
 
-class LinearHasher(Hasher):
-    """bit = (x - mean) @ projection + offsets > 0.
-
-    Attributes
-    ----------
-    mean_, projection_, offsets_
-        The linear map, float32: (d,), (d, n_bits), (n_bits,).
-    """
-
-    arrays: ClassVar[dict[str, LearnedArray]] = {
-        "mean": LearnedArray(("d",)),
-        "projection": LearnedArray(("d", "r")),
-        "offsets": LearnedArray(("r",)),
-    }
-
-    mean_: np.ndarray
-    projection_: np.ndarray
-    offsets_: np.ndarray
-
-    def encode_block(self, block: np.ndarray, *, first_row: int = 0) -> np.ndarray:
-        from och_dist.kernels.project import encode_linear
-
-        return encode_linear(block, self.mean_, self.projection_, self.offsets_, first_row=first_row)
-
-    def query_scores(self, vectors: np.ndarray) -> np.ndarray:
-        """(q, n_bits) float64: (x - mean) @ projection + offsets."""
-        from och_dist.kernels.project import linear_scores
-
-        return linear_scores(vectors, self.mean_, self.projection_, self.offsets_)
-
-    def _set_linear(self, mean: np.ndarray, projection: np.ndarray, offsets: np.ndarray | None = None) -> None:
-        """Store the learned map in float32, refusing values that do not fit."""
-        offsets = np.zeros(projection.shape[1]) if offsets is None else offsets
-        with np.errstate(over="ignore"):
-            parts = [np.ascontiguousarray(part, dtype=np.float32) for part in (mean, projection, offsets)]
-        if not all(np.isfinite(part).all() for part in parts):
-            raise BadInputError("the learned projection exceeds the range of float32; rescale the vectors")
-        self.mean_, self.projection_, self.offsets_ = parts
-
-
-class RotatedAxes(LinearHasher):
-    """Projections on principal axes, and what is made of these: the rotation, or another matrix.
-
-    Attributes
-    ----------
-    components_, rotation_
-        Principal axes (p, d) and the matrix (p, n_bits) that follows, float64; ``projection_`` is their product.
-    manifold_residual_
-        Distance of ``rotation_`` from the matrices whose shorter side is orthonormal.
-    """
-
-    def _set_rotated(
-        self, mean: np.ndarray, axes: np.ndarray, rotation: np.ndarray, offsets: np.ndarray | None = None
-    ) -> None:
-        """Store the map onto ``axes`` (d, p) that a ``rotation`` (p, r) follows."""
-        self.components_, self.rotation_ = np.ascontiguousarray(axes.T), rotation
-        self.manifold_residual_ = residual(rotation)
-        self._set_linear(mean, axes @ rotation, offsets)
-
-
-def principal_axes(data: TrainingData, n_components: int) -> tuple[np.ndarray, np.ndarray]:
-    """Leading eigenvalues (p,) and axes (d, p) of the covariance, at most its rank, at least one.
-
-    Without any variance the one axis is the first coordinate, with eigenvalue 0.
-    """
-    d = data.covariance.shape[0]
-    p = min(n_components, d)
-    values, axes = eigh(data.covariance, subset_by_index=(d - p, d - 1))
-    values, axes = values[::-1], axes[:, ::-1]
-    noise = np.finfo(np.float64).eps * d * max(values[0], 0.0)
-    rank = int((values > noise).sum())
-    if rank == 0:
-        return np.zeros(1), np.eye(d, 1)
-    return values[:rank], with_fixed_signs(axes[:, :rank])
-
-
-def axes_for_bits(data: TrainingData, n_bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Variances (n_bits,) and principal axes (d, n_bits), one for each bit, or a refusal when there are fewer."""
-    values, axes = principal_axes(data, n_bits)
-    least = max(_NOISE * len(data.mean) * values[0], float(np.finfo(np.float32).tiny) ** 2)
-    found = int((values > least).sum())
-    if found < n_bits:
-        raise BadInputError(
-            f"n_bits={n_bits}; the training rows (n_samples={data.count}, n_features={len(data.mean)}) vary along "
-            f"{found} axes and each bit needs one: use fewer bits, or a method without this limit such as lsh"
-        )
-    return values, axes
+    @classmethod
+    def _of(cls, params: Mapping[str, Any], stated: Mapping[str, Layout]) -> tuple[Self, dict[str, int]]:
+        """A model that has no arrays yet, and the size behind each letter of their shapes."""
+        params = {**cls.added, **params}
+        if odd := sorted(set(params) ^ set(cls.param_names())):
+            raise IntegrityError(f"{cls.method} model misses or adds parameters {odd}; train it again")
+        thawed: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in params.items()}
+        model = cls(**thawed)
+        try:
+            model.check_parameters()
+        except (TypeError, ValueError) as error:
+            raise IntegrityError(f"{cls.method} model has impossible parameters: {error}") from error
+        if set(stated) != set(cls.arrays):
+            raise IntegrityError(f"{cls.method} model has arrays {sorted(stated)}; expected {sorted(cls.arrays)}")
+        sizes = {"one": 1, "two": 2, **model._sizes()}
+        for name, (letters, expected, _) in cls.arrays.items():
+            dtype, shape = stated[name]
+            if np.dtype(dtype) != np.dtype(expected) or len(shape) != len(letters):
+                raise IntegrityError(
+                    f"array {name} of the {cls.method} model is {np.dtype(dtype)} {shape}; "
+                    f"expected {expected} ({', '.join(letters)})"
+                )
+            for letter, size in zip(letters, shape, strict=True):
+                if sizes.setdefault(letter, size) != size or size < 1:
+                    raise IntegrityError(
+                        f"array {name} of the {cls.method} model has shape {shape}; expected {letter} = {sizes[letter]}"
+                    )
+        return model, sizes
 
 
 def with_fixed_signs(vectors: np.ndarray) -> np.ndarray:
@@ -389,15 +295,12 @@ def _is_legal(value: Any, kind: Any, option: Option | None) -> bool:
     if origin is Literal:
         return (isinstance(value, str) or _is_integer(value)) and value in choices
     if origin is tuple:
-        return (
-            isinstance(value, (tuple, list))
-            and len(value) == len(choices)
-            and all(_is_legal(item, choice, option) for item, choice in zip(value, choices, strict=True))
-        )
+        fits = isinstance(value, tuple | list) and len(value) == len(choices)
+        return fits and all(_is_legal(item, choice, option) for item, choice in zip(value, choices, strict=True))
     if choices:
         return value is None or _is_legal(value, choices[0], option)
     if kind is bool:
-        return isinstance(value, (bool, np.bool_))
+        return isinstance(value, bool | np.bool_)
     return (_is_integer(value) if kind is int else _is_number(value)) and option.holds(value)
 
 
@@ -428,32 +331,6 @@ def _is_number(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """A parameter, or something learned, as JSON has it."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _check_layout(
-    method: str, stated: Mapping[str, Layout], specs: Mapping[str, LearnedArray], sizes: dict[str, int]
-) -> dict[str, int]:
-    """Check names, dtypes and shapes; returns the size behind each name."""
-    if set(stated) != set(specs):
-        raise IntegrityError(f"{method} model has arrays {sorted(stated)}; expected {sorted(specs)}")
-    sizes = {"one": 1, "two": 2, **sizes}
-    for name, spec in specs.items():
-        dtype, shape = stated[name]
-        if np.dtype(dtype) != np.dtype(spec.dtype) or len(shape) != len(spec.shape):
-            raise IntegrityError(
-                f"array {name} of the {method} model is {np.dtype(dtype)} {shape}; "
-                f"expected {spec.dtype} ({', '.join(spec.shape)})"
-            )
-        for letter, size in zip(spec.shape, shape, strict=True):
-            if sizes.setdefault(letter, size) != size or size < 1:
-                raise IntegrityError(
-                    f"array {name} of the {method} model has shape {shape}; expected {letter} = {sizes[letter]}"
-                )
-    return sizes
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

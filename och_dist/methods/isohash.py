@@ -15,10 +15,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from och_dist.kernels.stiefel import polar
-from och_dist.methods.base import RotatedAxes, TrainingData, axes_for_bits, parameter
-
-__all__ = ["IsotropicHashing"]
+from och_dist.methods.base import TrainingData, parameter
+from och_dist.methods.linear import RotatedAxes, axes_for_bits, polar
 
 # A step of the flow: its sufficient decrease, how often it may be halved, and how it grows when it succeeds.
 _ARMIJO = 1e-4

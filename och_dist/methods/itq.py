@@ -14,10 +14,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from och_dist.kernels.stiefel import polar
-from och_dist.methods.base import RotatedAxes, TrainingData, axes_for_bits, parameter, row_blocks
-
-__all__ = ["IterativeQuantization"]
+from och_dist.methods.base import TrainingData, parameter, row_blocks
+from och_dist.methods.linear import RotatedAxes, axes_for_bits, polar
 
 _BLOCK_ROWS = 2048
 

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from scipy.special import expit
 
-from och_dist.kernels.embedding import embedding_loss_and_gradient, penalty_and_gradient
-from och_dist.kernels.ordinal import near_sets
-from och_dist.methods.base import LinearHasher, TrainingData, parameter, principal_axes
-
-__all__ = ["OrdinalEmbeddingHashing"]
+from och_dist.kernels.ordinal import FAR, NEAR, near_sets
+from och_dist.methods.base import TrainingData, parameter
+from och_dist.methods.linear import LinearHasher, principal_axes
 
 # The anchor itself, one near, one far.
 _FEWEST_CENTRES = 3
@@ -100,3 +99,38 @@ class OrdinalEmbeddingHashing(LinearHasher):
         """The step along the penalty's gradient, shortened where it would overshoot, as at 1,000 bits and more."""
         largest = float(np.linalg.norm(weights, 2)) ** 2
         return min(float(self.learning_rate) * float(self.penalty), 1.0 / max(largest, 1.0))
+
+
+def embedding_loss_and_gradient(
+    reduced: np.ndarray, anchor: int, relations: np.ndarray, weights: np.ndarray, *, margin: float
+) -> tuple[float, int, np.ndarray]:
+    """Loss of the violated relations of one anchor, their number, and the gradient by the ``weights`` W (p, r).
+
+    ``anchor`` is the row of A whose order of the others is wanted, where ``reduced`` A (L, p) are the landmarks;
+    ``relations`` (L,) int8 are those of ``near_sets``, ``margin`` the bits by which a near landmark should look closer
+    than a far one.
+
+    With H = tanh(A W), T = H h_anchor and v = margin + T_far - T_near, a relation is violated while v > 0, and costs
+    sigmoid(v). The derivative by T_near and T_far goes through the codes of the landmark and of the anchor.
+    """
+    codes = np.tanh(reduced @ weights)
+    similarity = codes @ codes[anchor]
+    near, far = np.flatnonzero(relations == NEAR), np.flatnonzero(relations == FAR)
+    excess = margin + similarity[far] - similarity[near][:, None]
+    violated = excess > 0
+    cost = np.where(violated, expit(excess), 0.0)
+    slope = cost * (1.0 - cost)
+    by_similarity = np.zeros(len(reduced))
+    by_similarity[near] = -slope.sum(axis=1)
+    by_similarity[far] = slope.sum(axis=0)
+    by_codes = np.outer(by_similarity, codes[anchor])
+    by_codes[anchor] += by_similarity @ codes
+    gradient = reduced.T @ (by_codes * (1.0 - codes * codes))
+    return float(cost.sum()), int(violated.sum()), gradient
+
+
+def penalty_and_gradient(weights: np.ndarray) -> tuple[float, np.ndarray]:
+    """|W W^T - I|^2 / 4 for W (p, r), and its gradient (W W^T - I) W."""
+    excess = weights @ weights.T
+    excess[np.diag_indices_from(excess)] -= 1.0
+    return float((excess * excess).sum() / 4.0), excess @ weights

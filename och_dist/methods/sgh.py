@@ -20,8 +20,6 @@ from och_dist.errors import BadInputError
 from och_dist.kernels.gaussian import GaussianFeatures, encode_gaussian, gaussian_scores
 from och_dist.methods.base import Hasher, LearnedArray, TrainingData, parameter, row_blocks, with_fixed_signs
 
-__all__ = ["ScalableGraphHashing", "graph_factor"]
-
 _BLOCK_ROWS = 1024
 _RIDGE = 1e-6
 _EPSILON = float(np.finfo(np.float64).eps)
@@ -64,13 +62,14 @@ class ScalableGraphHashing(Hasher):
             raise BadInputError(f"n_bits={self.n_bits} with n_bases={self.n_bases}; use at least one base for each bit")
 
     def encode_block(self, block: np.ndarray, *, first_row: int = 0) -> np.ndarray:
-        model = self.mean_, self.bases_, float(self.bandwidth_[0]), self.bias_, self.weights_
-        return encode_gaussian(block, *model, first_row=first_row)
+        return encode_gaussian(block, *self._model(), first_row=first_row)
 
     def query_scores(self, vectors: np.ndarray) -> np.ndarray:
         """(q, n_bits) float64: the weighted sums of kernel features whose signs are the bits."""
-        model = self.mean_, self.bases_, float(self.bandwidth_[0]), self.bias_, self.weights_
-        return gaussian_scores(vectors, *model)
+        return gaussian_scores(vectors, *self._model())
+
+    def _model(self) -> tuple[np.ndarray, np.ndarray, float, np.ndarray, np.ndarray]:
+        return self.mean_, self.bases_, float(self.bandwidth_[0]), self.bias_, self.weights_
 
     def _learn(self, data: TrainingData) -> Iterable[float]:
         data.require_rows()
@@ -154,18 +153,15 @@ class _Bits:
 
     def learn(self, bit: int) -> tuple[float, float]:
         """Learn ``bit``, again if it was learned before; the share of the graph that is left, and the eigenvalue."""
-        self._add(self.images[:, bit], 1.0)
+        self.rest += np.outer(self.images[:, bit], self.images[:, bit])
         last = len(self.rest) - 1
         (value,), vectors = eigh(self.rest, subset_by_index=(last, last))
         weights = with_fixed_signs(solve_triangular(self.whitening, vectors))[:, 0]
         self.weights[:, bit] = weights
         self.images[:, bit] = self._whitened(_signed_sum(self.features, weights))
-        self._add(self.images[:, bit], -1.0)
+        self.rest -= np.outer(self.images[:, bit], self.images[:, bit])
         left = float(np.square(self.rest).sum())
         return left / self.whole if self.whole > 0 else 0.0, float(value)
-
-    def _add(self, image: np.ndarray, weight: float) -> None:
-        self.rest += weight * np.outer(image, image)
 
     def _whitened(self, columns: np.ndarray) -> np.ndarray:
         return solve_triangular(self.whitening, columns, trans="T")

@@ -17,8 +17,6 @@ from och_dist.errors import BadInputError
 from och_dist.kernels.spheres import encode_spheres, nth_distances, sphere_scores
 from och_dist.methods.base import Hasher, LearnedArray, TrainingData, parameter, row_blocks
 
-__all__ = ["SphericalHashing"]
-
 _BLOCK_ROWS = 2048
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
+from och_dist.methods import METHODS, get_method
 from och_dist.methods.base import Hasher
-from och_dist.methods.registry import METHODS, get_method
 from och_dist.store.manifest import canonical, read_document, read_sealed, seal, sha256
 from och_dist.store.objects import Objects, open_objects
 

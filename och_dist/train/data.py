@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from och_dist import events
-from och_dist.kernels.clusters import ClusterStats, assign, block_clusters
-from och_dist.kernels.lloyd import ClusterSums, Round, begin_round, block_labels, block_sums, next_centres
+from och_dist.kernels import kmeans
+from och_dist.kernels.kmeans import ClusterStats, ClusterSums, Round
 from och_dist.kernels.moments import Moments, block_moments
 from och_dist.methods.base import TrainingData, one_thread
 from och_dist.stage import logger
@@ -108,14 +108,14 @@ def moments_block(block: np.ndarray, first_row: int, pilot: np.ndarray) -> Momen
 
 def count_members(rows: Rows, centres: np.ndarray, seed: int) -> ClusterStats:
     """Counts, squared inertia, members and worst-fitted rows of given centres (L, d), of rows (n, d)."""
-    shared = (centres, begin_round(centres), seed)
+    shared = (centres, kmeans.begin_round(centres), seed)
     return fold_rows(cluster_block, rows, ClusterStats.merge, shared=shared, name="count_members")
 
 
 def cluster_block(block: np.ndarray, first_row: int, shared: tuple[np.ndarray, Round, int]) -> ClusterStats:
     """Statistics of ``block`` (n, d); shared: centres (L, d), as they are and prepared, and a seed."""
     centres, prepared, seed = shared
-    return block_clusters(
+    return kmeans.block_clusters(
         block, centres, first_row=first_row, seed=seed, n_members=MEMBERS, n_far=FAR_ROWS, shared=prepared
     )
 
@@ -130,7 +130,7 @@ def _seeds(pool: np.ndarray, centres: int, seed: int) -> np.ndarray:
 def pool_with_members(pool: np.ndarray, chosen: np.ndarray, centres: Centres) -> tuple[np.ndarray, np.ndarray]:
     """The pool (m, d), the rows ``chosen`` (m,) of the sample, and its labels (m,) int32; members are added for
     clusters that it holds too few of."""
-    labels, _ = assign(pool, centres.vectors)
+    labels, _ = kmeans.assign(pool, centres.vectors)
     stats = centres.stats
     thin = np.bincount(labels, minlength=len(centres.vectors)) < stats.member_rows.shape[1]
     more = thin[:, None] & (stats.member_rows >= 0) & ~np.isin(stats.member_rows, chosen)
@@ -176,9 +176,9 @@ def move_centres(rows: Rows, centres: np.ndarray, *, max_iter: int, tol: float) 
     done, shift = 0, np.inf
     while done < max_iter and shift > tol:
         # Of chunks that are read for it, reading and summing are one task.
-        total = fold_rows(sum_chunk, rows, ClusterSums.merge, shared=begin_round(centres), name="sum_clusters")
+        total = fold_rows(sum_chunk, rows, ClusterSums.merge, shared=kmeans.begin_round(centres), name="sum_clusters")
         events.say("inertia", round=done, rounds=max_iter, value=total.inertia / len(rows))
-        moved = next_centres(total, centres)
+        moved = kmeans.next_centres(total, centres)
         shift = float(((moved.astype(np.float64) - centres) ** 2).sum())
         centres, done = moved, done + 1
     return centres, done, total.inertia
@@ -202,14 +202,16 @@ def lloyd_kmeans() -> type:
                 X, seeds, max_iter=self.max_iter, tol=self.tol
             )
             self.n_features_in_ = X.shape[1]
-            self.labels_ = X.map_blocks(block_labels, begin_round(self.cluster_centers_), dtype=np.int32, drop_axis=1)
+            self.labels_ = X.map_blocks(
+                kmeans.block_labels, kmeans.begin_round(self.cluster_centers_), dtype=np.int32, drop_axis=1
+            )
             return self
 
     return LloydKMeans
 
 
 def sum_chunk(block: np.ndarray, first_row: int, shared: Round) -> ClusterSums:
-    return block_sums(block, shared)
+    return kmeans.block_sums(block, shared)
 
 
 def fill_empty_clusters(count: Callable[[np.ndarray], ClusterStats], centres: np.ndarray, asked: int) -> Centres:

@@ -12,8 +12,9 @@ import numpy as np
 from och_dist import events
 from och_dist.errors import OchError, UsageError
 from och_dist.kernels.packing import count_ones
-from och_dist.methods.base import Hasher, LinearHasher, one_thread
-from och_dist.methods.registry import get_method
+from och_dist.methods import get_method
+from och_dist.methods.base import Hasher, one_thread
+from och_dist.methods.linear import LinearHasher
 from och_dist.options import Option, Seed, checked
 from och_dist.stage import Context, Report, Stopwatch, require_room
 from och_dist.store import Corpus, canonical, load_model, open_corpus, open_objects, save_model, seal, sha256, unseal

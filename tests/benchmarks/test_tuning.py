@@ -14,7 +14,7 @@ from och_dist.evaluate.comparison import Split
 from och_dist.kernels.gistlike import gist_rows
 from och_dist.kernels.packing import unpack_bits
 from och_dist.kernels.ranking import mean_average_precision, pooled_area
-from och_dist.methods.registry import METHODS
+from och_dist.methods import METHODS
 from och_dist.train.stage import make_hasher
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "tuning.py"

@@ -7,16 +7,13 @@ from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.kernels.anchors import anchor_scores, anchor_shares, encode_anchors, nearest_anchors
+from och_dist.kernels.packing import unpack_bits
 
 
 def sample(n=300, m=20, d=7, q=11, seed=0):
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(n, d)).astype(np.float32)
     return rows, rng.normal(size=(m, d)).astype(np.float32), rng.normal(size=(m, q)), rng.normal(0, 0.2, size=(2, q))
-
-
-def bits_of(codes, n_bits):
-    return np.unpackbits(codes, axis=1, bitorder="little")[:, :n_bits]
 
 
 @settings(max_examples=40, deadline=None)
@@ -62,8 +59,8 @@ def test_codes_bit_by_bit(layers):
         second = [[v - b > 0 if v > 0 else c - v > 0 for v, b, c in zip(row, *thresholds, strict=True)] for row in y]
         expected = np.concatenate([expected, second], axis=1)
     assert codes.shape == (300, 2 if layers == 1 else 3)
-    np.testing.assert_array_equal(bits_of(codes, codes.shape[1] * 8)[:, : 11 * layers], expected)
-    assert not bits_of(codes, codes.shape[1] * 8)[:, 11 * layers :].any()
+    np.testing.assert_array_equal(unpack_bits(codes, codes.shape[1] * 8)[:, : 11 * layers], expected)
+    assert not unpack_bits(codes, codes.shape[1] * 8)[:, 11 * layers :].any()
 
 
 def test_codes_do_not_depend_on_blocks_or_on_the_dtype_of_the_same_values():

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, NonFiniteError, UsageError
 from och_dist.kernels import euclidean
-from och_dist.kernels.candidates import Candidates, merge_candidates
-from och_dist.kernels.euclidean import euclidean_top_k, exact_distances
+from och_dist.kernels.euclidean import Candidates, euclidean_top_k, exact_distances, merge_candidates
 
 REPOSITORY = Path(__file__).parents[2]
 NEIGHBOURS_OF_A_SEED = """

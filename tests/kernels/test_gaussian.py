@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.kernels.gaussian import GaussianFeatures, encode_gaussian
+from och_dist.kernels.packing import unpack_bits
 from tests.kernels.test_fixed_order import plain_exp_minus
 
 
@@ -54,10 +55,6 @@ def random_model(rng, d, m, r):
     return mean, bases.astype("f4"), float(rng.uniform(0.3, 2)), rng.uniform(0, 1, m), rng.normal(size=(m, r))
 
 
-def bits_of(codes, n_bits):
-    return np.unpackbits(codes, axis=1, bitorder="little")[:, :n_bits].astype(bool)
-
-
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "u1", "i1"])
 @pytest.mark.parametrize("d", [1, 33, 64])
 def test_codes_follow_the_definition(dtype, d):
@@ -67,7 +64,7 @@ def test_codes_follow_the_definition(dtype, d):
     codes = encode_gaussian(block, *model)
     assert codes.dtype == np.uint8
     assert not (codes[:, 1] >> 5).any()
-    np.testing.assert_array_equal(bits_of(codes, 13), plain_bits(block, *model))
+    np.testing.assert_array_equal(unpack_bits(codes, 13), plain_bits(block, *model))
     features = GaussianFeatures(*model[:4])
     found = features.of_centred(*features.centred(block))
     y = block.astype("f8") - model[0]
@@ -94,18 +91,18 @@ def test_scores_of_nothing_but_rounding_follow_the_definition(seed, d, m):
     scores = np.diag(features.of_centred(*features.centred(block)) @ weights)
     assert (np.abs(scores) <= features.error() * np.abs(weights).sum(axis=0)).all()
     codes = encode_gaussian(block, *model)
-    np.testing.assert_array_equal(bits_of(codes, 8), plain_bits(block, *model))
+    np.testing.assert_array_equal(unpack_bits(codes, 8), plain_bits(block, *model))
 
 
 def test_rows_at_the_mean_have_a_code_of_their_own():
     rng = np.random.default_rng(3)
     model = random_model(rng, 20, 9, 16)
     block = np.stack([model[0], model[0]])
-    np.testing.assert_array_equal(bits_of(encode_gaussian(block, *model), 16), plain_bits(block, *model))
+    np.testing.assert_array_equal(unpack_bits(encode_gaussian(block, *model), 16), plain_bits(block, *model))
     scale = 2.0**-140  # their differences from the mean are denormal, their directions are not
     tiny = (rng.normal(size=(5, 20)) * scale).astype("f4")
     model = (np.zeros(20, "f4"), *model[1:])
-    np.testing.assert_array_equal(bits_of(encode_gaussian(tiny, *model), 16), plain_bits(tiny, *model))
+    np.testing.assert_array_equal(unpack_bits(encode_gaussian(tiny, *model), 16), plain_bits(tiny, *model))
 
 
 def test_same_bytes_for_every_blocking():
@@ -119,7 +116,7 @@ def test_same_bytes_for_every_blocking():
     for size in (1, 7, 1000):
         parts = [encode_gaussian(block[i : i + size], *model) for i in range(0, 1000, size)]
         np.testing.assert_array_equal(np.concatenate(parts)[:1000], whole[:1000])
-    np.testing.assert_array_equal(bits_of(whole[:20], 20), plain_bits(block[:20], *model))
+    np.testing.assert_array_equal(unpack_bits(whole[:20], 20), plain_bits(block[:20], *model))
     assert encode_gaussian(block[:0], *model).shape == (0, 3)
 
 

@@ -14,7 +14,6 @@ from och_dist.kernels import hamming, hamming_numba
 from och_dist.kernels.hamming import (
     count_rows,
     hamming_histogram,
-    hamming_pairs,
     hamming_radius,
     hamming_top_k,
     lay_out,
@@ -91,9 +90,6 @@ def test_everything_against_all_distances(r, n, q, k, flips, share, seed):
     histogram = hamming_histogram(packed, block, live=live)
     assert histogram.dtype == np.int64
     assert np.array_equal(histogram, [np.bincount(line, minlength=r + 1) for line in counted])
-    pair_query, pair_row = np.indices(distances.shape).reshape(2, -1)
-    pairs = hamming_pairs(code_words(packed), code_words(pack_bits(rows)), pair_query, pair_row)
-    assert np.array_equal(pairs, distances.ravel())
     some = np.random.default_rng(seed).integers(900, 1100 + n, (q, 7))
     near = [[distances[i, row - 1000] for row in line if 0 <= row - 1000 < n] for i, line in enumerate(some)]
     counts = count_rows(code_words(packed), code_words(pack_bits(rows)), some, 1000, r)
@@ -192,9 +188,18 @@ def test_the_sample_promised_too_much_for_some_query(sampled):
     """Without this the test above would not reach the second scan."""
     queries, rows, distances = sampled
     block, k = block_of(rows), 1000
-    words = hamming.scan_words(pack_bits(queries), 64)
-    guessed = hamming._expected_limits(words, block, None, k)
+    words, seen = hamming.scan_words(pack_bits(queries), 64), []
+
+    def scan(some, groups, live, bounds, *out):
+        seen.append((groups is block.sample.groups, some, bounds.copy()))
+        return hamming_numba.scan(words[some], groups, live, 65, bounds, *out)
+
+    hamming.scan_nearest(scan, block, k, None, np.full(len(queries), 65), np.int32(65))
+    (of_sample, *_), (of_all, _, guessed), (again, late, bounds) = seen
+    assert (of_sample, of_all, again) == (True, False, False)
     reached = np.count_nonzero(distances < guessed[:, None], axis=1)
+    assert np.array_equal(late, np.flatnonzero(reached < k))
+    assert (bounds == 65).all()
     assert (reached < k).any()
     assert (reached >= k).sum() >= 6
 
@@ -292,14 +297,11 @@ def test_foreign_codes_are_refused():
     with pytest.raises(UsageError, match="limits have shape"):
         hamming_top_k(codes, block, 1, limits=np.zeros(3, np.int32))
     one, two = np.zeros((2, 1), np.uint64), np.zeros((2, 2), np.uint64)
-    with pytest.raises(UsageError, match="expected 0 to 1"):
-        hamming_pairs(one, one, np.array([0]), np.array([2]))
     with pytest.raises(UsageError, match=r"expected int64 \(1, k\)"):
         count_rows(one[:1], one, np.zeros((2, 3), np.int64), 0, 64)
-    with pytest.raises(BadInputError, match="queries have 1 words and codes 2"):
-        hamming_pairs(one, two, np.array([0]), np.array([0]))
-    with pytest.raises(BadInputError, match="expected uint64"):
-        hamming_pairs(one, one.astype(np.int64), np.array([0]), np.array([0]))
+    for wrong in (two, one.astype(np.int64)):
+        with pytest.raises(BadInputError, match=r"expected uint64 \(rows, 1\) for 64 bits"):
+            count_rows(one, wrong, np.zeros((2, 3), np.int64), 0, 64)
     for merge in (lambda: merge_top_k([], 3), lambda: merge_radius([])):
         with pytest.raises(UsageError, match="at least one"):
             merge()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from och_dist.errors import BadInputError, NonFiniteError, UsageError
 from och_dist.kernels.euclidean import exact_distances
-from och_dist.kernels.packing import code_words, pack_bits
+from och_dist.kernels.packing import code_words, pack_bits, unpack_bits
 from och_dist.kernels.ranking import average_precision
 from och_dist.kernels.spheres import (
     encode_spheres,
@@ -23,10 +23,6 @@ from och_dist.kernels.spheres import (
 )
 
 DTYPES = ["f2", "f4", "f8", "u1", "i1"]
-
-
-def bits_of(codes, n_bits):
-    return np.unpackbits(codes, axis=1, bitorder="little")[:, :n_bits].astype(bool)
 
 
 def all_distances(rows, pivots):
@@ -46,7 +42,7 @@ def test_codes_follow_the_definition_where_float64_is_exact(dtype):
     codes = encode_spheres(rows, pivots, radii)
     assert codes.dtype == np.uint8
     assert codes.shape == (300, 2)
-    np.testing.assert_array_equal(bits_of(codes, 13), squared <= radii)
+    np.testing.assert_array_equal(unpack_bits(codes, 13), squared <= radii)
     assert not (codes[:, 1] >> 5).any()
 
 
@@ -59,8 +55,8 @@ def test_the_last_bit_of_a_radius_decides(dtype, shift):
     pivots = (shift + rng.normal(size=(40, 70))).astype("f4")
     through = np.diag(all_distances(rows, pivots)).copy()
     own = np.arange(40), np.arange(40)
-    assert bits_of(encode_spheres(rows, pivots, through), 40)[own].all()
-    smaller = bits_of(encode_spheres(rows, pivots, np.nextafter(through, -1)), 40)
+    assert unpack_bits(encode_spheres(rows, pivots, through), 40)[own].all()
+    smaller = unpack_bits(encode_spheres(rows, pivots, np.nextafter(through, -1)), 40)
     assert not smaller[own].any()
     np.testing.assert_array_equal(smaller, all_distances(rows, pivots) < through)
 
@@ -78,7 +74,7 @@ def test_any_scale_follows_the_definition(seed, d, r, scale):
     pivots = (scale * rng.integers(-3, 4, (r, d))).astype("f4")
     distances = all_distances(rows, pivots)
     radii = distances[rng.integers(0, 30, r), np.arange(r)]
-    np.testing.assert_array_equal(bits_of(encode_spheres(rows, pivots, radii), r), distances <= radii)
+    np.testing.assert_array_equal(unpack_bits(encode_spheres(rows, pivots, radii), r), distances <= radii)
 
 
 @pytest.mark.parametrize("d", [5, 32, 70])
@@ -105,7 +101,7 @@ def test_same_bytes_for_every_blocking():
 def test_rows_that_cannot_be_encoded_are_refused_by_their_number():
     rows, pivots, radii = np.zeros((2000, 3)), np.zeros((2, 3), "f4"), np.ones(2)
     rows[1500, 1] = 1e100  # far, but within float64
-    assert bits_of(encode_spheres(rows, pivots, radii), 2).sum() == 2 * 1999
+    assert unpack_bits(encode_spheres(rows, pivots, radii), 2).sum() == 2 * 1999
     rows[1600, 1] = 1e200
     with pytest.raises(BadInputError, match="overflow in the distances of row 2600"):
         encode_spheres(rows, pivots, radii, first_row=1000)

@@ -9,10 +9,10 @@ from scipy.sparse import csr_array
 from och_dist import AGH, PCAFrame
 from och_dist.errors import BadInputError, IntegrityError
 from och_dist.kernels.anchors import anchor_scores, anchor_shares, nearest_anchors
+from och_dist.methods import get_method
 from och_dist.methods.agh import divisions, graph_vectors
 from och_dist.methods.base import TrainingData
-from och_dist.methods.registry import get_method
-from tests.support.method_checks import precision_at, real_rows, training_data
+from tests.support.method_checks import bits_of, precision_at, real_rows, training_data
 
 
 def blob(n=900, d=12, seed=0):
@@ -23,10 +23,6 @@ def blob(n=900, d=12, seed=0):
 
 def quick(n_bits=16, **options):
     return AGH(n_bits, **{"n_centres": 40, **options})
-
-
-def bits_of(codes, n_bits):
-    return np.unpackbits(codes, axis=1, bitorder="little")[:, :n_bits]
 
 
 def mixtures_of(model, rows):

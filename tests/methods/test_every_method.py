@@ -13,7 +13,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 import och_dist
 from och_dist import AGH, ITQ, LSH, OCH, OEH, SGH, IsoHash, OCHPaper, PCAFrame, SpH
 from och_dist.errors import BadInputError, IntegrityError, NonFiniteError, UsageError
-from och_dist.methods.registry import METHODS, get_method
+from och_dist.methods import METHODS, get_method
 from tests.support.method_checks import clustered, training_data
 
 QUICK = {

@@ -10,9 +10,9 @@ from scipy.stats import ortho_group
 
 from och_dist import IsoHash
 from och_dist.errors import BadInputError
-from och_dist.kernels.stiefel import polar
 from och_dist.methods import isohash
 from och_dist.methods.base import TrainingData
+from och_dist.methods.linear import polar
 from tests.support.method_checks import (
     check_codes_are_signs,
     clustered,

@@ -8,8 +8,8 @@ import pytest
 from sklearn.base import clone
 
 from och_dist import OCH
-from och_dist.methods.och import Sampler
-from och_dist.methods.pca_frame import default_components
+from och_dist.methods.linear import default_components
+from och_dist.methods.och import Groups
 from och_dist.store.model import load_model, save_model
 from och_dist.store.objects import open_objects
 from tests.support.method_checks import bits_of, precision_at, real_rows, training_data, uneven
@@ -84,11 +84,12 @@ def test_more_members_per_cluster_are_drawn_without_repeats():
 def test_clusters_are_represented_alike_or_by_their_size(n_members):
     labels = np.repeat(np.arange(5), [100, 10, 40, 40, 10])
     labels = np.random.default_rng(0).permutation(labels)
-    equal = Sampler.of_members(labels, 5, n_members, 8)
+    equal = Groups.of_clusters(labels, 5)
     rng, found = np.random.default_rng(1), {"equal": np.zeros(5), "proportional": np.zeros(5)}
     for _ in range(2000):
-        for name, sampler in (("equal", equal), ("proportional", equal.in_proportion())):
-            landmarks = sampler.draw(rng)[1]
+        shares = {"equal": (equal, n_members), "proportional": (equal.in_proportion(n_members), 1)}
+        for name, (groups, count) in shares.items():
+            landmarks = groups.draw(count, rng)
             assert len(np.unique(landmarks)) == len(landmarks) <= 5 * n_members
             found[name] += np.bincount(labels[landmarks], minlength=5) / 2000
     assert found["equal"] == pytest.approx(n_members, rel=0.3)

@@ -16,7 +16,7 @@ from sklearn.exceptions import NotFittedError
 from och_dist.errors import BadInputError, NonFiniteError
 from och_dist.kernels.asymmetric import weighted_top_k
 from och_dist.kernels.hamming import lay_out
-from och_dist.methods.registry import METHODS
+from och_dist.methods import METHODS
 from tests.support.method_checks import bits_of, clustered, estimator, real_rows
 
 OPTIONS: dict[str, dict] = {
@@ -34,7 +34,7 @@ WEIGH_ELSEWHERE = """
 import hashlib, json, sys
 import numpy as np
 from threadpoolctl import threadpool_info
-from och_dist.methods.registry import get_method
+from och_dist.methods import get_method
 for path in sys.argv[1:]:
     state = np.load(path)
     arrays = {name[2:]: state[name] for name in state.files if name.startswith("a_")}

@@ -2,47 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy.linalg import eigh
 
 from och_dist import SGH
 from och_dist.errors import BadInputError, IntegrityError
+from och_dist.kernels.packing import unpack_bits
 from och_dist.methods.sgh import graph_factor
-from tests.support.method_checks import real_map
-
-CODES_OF_A_SEED = """
-import hashlib, sys, numpy as np
-from och_dist import SGH
-rng = np.random.default_rng(11)
-x = rng.integers(0, 4, (3000, 40)).astype("f4")
-stored = np.load(sys.argv[1])
-model = SGH.from_state({**SGH(29, n_bases=60).get_params()}, {name: stored[name] for name in stored})
-print(hashlib.sha256(model.encode_block(x).tobytes()).hexdigest())
-"""
-
-
-def clustered(n=900, d=40, n_clusters=25, seed=0):
-    """Gaussian clusters whose axes decay, around a mean far from the origin."""
-    rng = np.random.default_rng(seed)
-    axes = 1.0 / np.sqrt(1 + np.arange(d))
-    centres = rng.normal(size=(n_clusters, d)) * axes
-    label = rng.integers(0, n_clusters, size=n)
-    return (3 + centres[label] + 0.6 * rng.normal(size=(n, d)) * axes).astype(np.float32)
+from tests.support.method_checks import check_same_bytes_anywhere, clustered, real_map
 
 
 def quick(n_bits=16, **options):
     return SGH(n_bits, **{"n_bases": 60, **options})
-
-
-def bits_of(codes, n_bits):
-    return np.unpackbits(codes, axis=1, bitorder="little")[:, :n_bits].astype(bool)
 
 
 def unit(x):
@@ -105,13 +77,13 @@ def test_weights_are_those_of_the_method_written_out(n_sweeps):
 
 
 def test_codes_of_training_rows_are_the_signs_of_training():
-    x = clustered()
+    x = clustered(900)
     model = quick(20).fit(x)
     features, bandwidth, bias = plain_features(x, model)
     assert model.bandwidth_[0] == pytest.approx(bandwidth, rel=1e-6)
     np.testing.assert_allclose(model.bias_, bias, rtol=1e-6)
     scores = features @ model.weights_
-    bits = bits_of(model.transform(x), 20)
+    bits = unpack_bits(model.transform(x), 20)
     clear = np.abs(scores) > 1e-5 * np.abs(scores).max()
     assert clear.mean() > 0.999
     np.testing.assert_array_equal(bits[clear], (scores > 0)[clear])
@@ -119,7 +91,7 @@ def test_codes_of_training_rows_are_the_signs_of_training():
 
 
 def test_the_graph_is_used_up_bit_by_bit_and_the_sweep_helps():
-    x = clustered()
+    x = clustered(900)
     model = quick(24).fit(x)
     losses = np.array(model.loss_curve_)
     assert losses[0] < 1
@@ -178,15 +150,7 @@ def test_same_codes_for_every_blocking_and_another_blas_kernel(tmp_path):
     for name in ("bases_", "bias_"):
         getattr(model, name)[30:] = getattr(model, name)[:30]
     model.weights_[30:, :15] = -model.weights_[:30, :15]
-    whole = model.encode_block(x)
-    for size, stop in ((1, 150), (7, 700), (1000, 3000)):
-        parts = [model.encode_block(x[i : i + size]) for i in range(0, stop, size)]
-        np.testing.assert_array_equal(np.concatenate(parts), whole[:stop])
-    np.savez(tmp_path / "model.npz", **model.to_state()[1])
-    environment = {**os.environ, "OPENBLAS_CORETYPE": "Haswell", "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", CODES_OF_A_SEED, str(tmp_path / "model.npz")]
-    other = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
-    assert other.stdout.strip() == hashlib.sha256(whole.tobytes()).hexdigest()
+    check_same_bytes_anywhere(model, x, tmp_path)
 
 
 def test_real_descriptors_rank_as_expected():

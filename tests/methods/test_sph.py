@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from och_dist import SpH
-from och_dist.kernels.packing import code_words
+from och_dist.kernels.packing import code_words, unpack_bits
 from och_dist.kernels.ranking import mean_average_precision
 from och_dist.kernels.spheres import spherical_histogram, spherical_levels, spherical_pairs
 from och_dist.methods.sph import _forces, _inside, _overlap_deviation
-from tests.support.method_checks import real_map, real_rows
-
-CODES_OF_A_SEED = """
-import hashlib, sys, numpy as np
-from och_dist import SpH
-rng = np.random.default_rng(11)
-x = rng.integers(0, 4, (4000, 40)).astype("f4")
-stored = np.load(sys.argv[1])
-model = SpH.from_state({**SpH(29).get_params()}, {name: stored[name] for name in stored})
-print(hashlib.sha256(model.encode_block(x).tobytes()).hexdigest())
-"""
-
-
-def clustered(n=1500, d=40, n_clusters=25, seed=0):
-    """Gaussian clusters whose axes decay, around a mean far from the origin."""
-    rng = np.random.default_rng(seed)
-    axes = 1.0 / np.sqrt(1 + np.arange(d))
-    centres = rng.normal(size=(n_clusters, d)) * axes
-    label = rng.integers(0, n_clusters, size=n)
-    return (3 + centres[label] + 0.6 * rng.normal(size=(n, d)) * axes).astype(np.float32)
-
-
-def bits_of(codes, n_bits):
-    return np.unpackbits(codes, axis=1, bitorder="little")[:, :n_bits].astype(bool)
+from tests.support.method_checks import check_same_bytes_anywhere, clustered, real_map, real_rows
 
 
 def overlaps(bits):
@@ -52,7 +23,7 @@ def overlaps(bits):
 def test_every_sphere_holds_half_of_the_rows_and_two_share_a_quarter(n):
     x = clustered(n)
     model = SpH(24).fit(x)
-    bits = bits_of(model.transform(x), 24)
+    bits = unpack_bits(model.transform(x), 24)
     np.testing.assert_array_equal(bits.sum(axis=0), n // 2)
     assert model.converged_
     assert 0 < model.n_iter_ < 100
@@ -74,7 +45,7 @@ def test_bits_say_which_pivots_are_near():
     model = SpH(13).fit(x)
     distances = ((x[:, None].astype(np.float64) - model.pivots_) ** 2).sum(axis=2)
     np.testing.assert_allclose(model.squared_radii_, np.sort(distances, axis=0)[299], rtol=1e-12)
-    np.testing.assert_array_equal(bits_of(model.transform(x), 13), distances <= model.squared_radii_ * (1 + 1e-12))
+    np.testing.assert_array_equal(unpack_bits(model.transform(x), 13), distances <= model.squared_radii_ * (1 + 1e-12))
 
 
 def test_one_round_is_that_of_a_plain_loop():
@@ -114,7 +85,7 @@ def test_more_bits_than_features_and_one_bit():
     assert SpH(40).fit(x).transform(x).shape == (500, 5)
     single = SpH(1).fit(x)
     assert single.converged_
-    assert bits_of(single.transform(x), 1).sum() == 250
+    assert unpack_bits(single.transform(x), 1).sum() == 250
 
 
 CASES = {
@@ -130,7 +101,7 @@ def test_degenerate_rows_are_legal_and_noted(name):
     x, note = CASES[name]
     model = SpH(12).fit(x)
     assert any(note in text for text in model.notes_), model.notes_
-    bits = bits_of(model.transform(x), 12)
+    bits = unpack_bits(model.transform(x), 12)
     assert (bits.sum(axis=0) >= max(1, len(x) // 2)).all()
     for row in np.unique(x, axis=0):
         assert len(np.unique(bits[(x == row).all(axis=1)], axis=0)) == 1
@@ -148,15 +119,7 @@ def test_same_codes_for_every_blocking_and_another_blas_kernel(tmp_path):
     model = SpH(29, max_iter=3).fit(x)
     # Pivots on the grid of the data, so that many rows lie on the surfaces exactly.
     model.pivots_, model.squared_radii_ = np.round(model.pivots_), np.round(model.squared_radii_)
-    whole = model.encode_block(x)
-    for size, stop in ((1, 150), (7, 700), (1000, 3000)):
-        parts = [model.encode_block(x[i : i + size]) for i in range(0, stop, size)]
-        np.testing.assert_array_equal(np.concatenate(parts), whole[:stop])
-    np.savez(tmp_path / "model.npz", **model.to_state()[1])
-    environment = {**os.environ, "OPENBLAS_CORETYPE": "Haswell", "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-c", CODES_OF_A_SEED, str(tmp_path / "model.npz")]
-    other = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
-    assert other.stdout.strip() == hashlib.sha256(whole.tobytes()).hexdigest()
+    check_same_bytes_anywhere(model, x, tmp_path)
 
 
 def test_real_descriptors_rank_as_expected():

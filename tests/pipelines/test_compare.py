@@ -11,7 +11,7 @@ import pytest
 import scipy.io
 
 from och_dist.jobs.pipeline import load_pipeline, run_pipeline
-from och_dist.methods.registry import METHODS
+from och_dist.methods import METHODS
 from och_dist.stage import Context, Report
 from tests.support.vector_files import write_fvecs
 

@@ -26,7 +26,7 @@ ENCODE_ELSEWHERE = """
 import hashlib, json, sys
 import numpy as np
 from threadpoolctl import threadpool_info
-from och_dist.methods.registry import get_method
+from och_dist.methods import get_method
 state = np.load(sys.argv[1])
 params = json.loads(str(state["params"]))
 arrays = {name[2:]: state[name] for name in state.files if name.startswith("a_")}
@@ -96,11 +96,13 @@ def check_codes_are_signs(model, x):
 
 
 def check_same_bytes_anywhere(model, x, folder):
-    """Blocks of any size and another BLAS kernel give the same codes, for rows that nearly touch a hyperplane."""
-    w, mean = model.projection_.astype(np.float64), model.mean_
-    touched = w[:, np.arange(len(x)) % model.n_bits].T
-    scores = np.einsum("ij,ij->i", x - mean, touched)
-    x = (x - (scores / (touched**2).sum(axis=1))[:, None] * touched).astype(np.float32)
+    """Blocks of any size and another BLAS kernel give the same codes; of a linear method for rows that nearly touch a
+    hyperplane."""
+    if hasattr(model, "projection_"):
+        w, mean = model.projection_.astype(np.float64), model.mean_
+        touched = w[:, np.arange(len(x)) % model.n_bits].T
+        scores = np.einsum("ij,ij->i", x - mean, touched)
+        x = (x - (scores / (touched**2).sum(axis=1))[:, None] * touched).astype(np.float32)
     whole = model.encode_block(x)
     for rows in (1, 7, 1000):
         parts = [model.encode_block(x[i : i + rows], first_row=i) for i in range(0, len(x), rows)]

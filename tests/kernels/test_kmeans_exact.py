@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError, ConflictError, NonFiniteError
-from och_dist.kernels.clusters import assign, block_clusters, row_priority
 from och_dist.kernels.euclidean import exact_distances
 from och_dist.kernels.gistlike import gist_rows
+from och_dist.kernels.kmeans import assign, block_clusters, row_priority
 
 EXACT_FIELDS = [
     "counts",
@@ -138,7 +138,7 @@ def test_bad_input_is_refused():
     with pytest.raises(NonFiniteError) as caught:
         block_clusters(block, centres, first_row=50, seed=0)
     assert caught.value.rows == (57,)
-    with pytest.raises(BadInputError, match="no centres"):
+    with pytest.raises(BadInputError, match="at least one: choose seeds"):
         assign(block, centres[:0])
     good = np.nan_to_num(block, posinf=0)
     one = block_clusters(good, centres, first_row=0, seed=0, n_members=1)

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from och_dist.kernels.embedding import embedding_loss_and_gradient, penalty_and_gradient
 from och_dist.kernels.ordinal import near_sets
+from och_dist.methods.oeh import embedding_loss_and_gradient, penalty_and_gradient
 
 
 def problem(seed, n=14, p=5, r=8, k=3):

@@ -9,9 +9,9 @@ import pytest
 from sklearn.cluster import KMeans
 
 from och_dist.errors import BadInputError, ConflictError
-from och_dist.kernels import lloyd
+from och_dist.kernels import kmeans
 from och_dist.kernels.gistlike import gist_rows
-from och_dist.kernels.lloyd import ClusterSums, begin_round, block_labels, block_sums, next_centres
+from och_dist.kernels.kmeans import ClusterSums, begin_round, block_labels, block_sums, next_centres
 
 
 def table(block: np.ndarray, centres: np.ndarray) -> np.ndarray:
@@ -65,20 +65,12 @@ def test_axes_are_used_where_they_pay_and_only_there() -> None:
     check(rows, noise)
 
 
-def test_few_scores_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_scores_are_computed() -> None:
     """The bound is one: below every score, and near enough to rule most centres out."""
     rows = gist_rows(0, 2000, dim=384)
     shared = begin_round(averages(rows, 150))
     scores = shared.squared - 2.0 * ((rows - shared.origin) * np.float32(shared.scale)) @ shared.centres.T
-    seen = []
-    settle = lloyd._settle
-
-    def keep(bounds: np.ndarray, *others: np.ndarray) -> None:
-        seen.append((bounds.copy(), others[3].copy()))
-        settle(bounds, *others)
-
-    monkeypatch.setattr(lloyd, "_settle", keep)
-    block_sums(rows, shared)
+    seen = [(part.bounds.copy(), part.slack.copy()) for part in kmeans._bounded(rows, shared)]
     bounds, slack = (np.concatenate(parts) for parts in zip(*seen, strict=True))
     assert (bounds <= scores + slack[:, None]).all()
     assert (bounds <= scores.min(axis=1)[:, None]).sum(axis=1).mean() < 20

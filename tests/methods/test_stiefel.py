@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from och_dist.errors import BadInputError
-from och_dist.kernels.stiefel import balanced, polar, residual, retract, tangent
+from och_dist.methods.linear import balanced, polar, residual, retract, tangent
 
 SHAPES = [(1, 1), (3, 3), (4, 9), (9, 4), (1, 7), (7, 1), (20, 64), (20, 13)]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from och_dist import OCH, PCAFrame
-from och_dist.methods.pca_frame import default_components
+from och_dist.methods.linear import default_components
 from tests.support.method_checks import (
     check_codes_are_signs,
     clustered,
