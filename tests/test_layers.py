@@ -104,6 +104,21 @@ def test_a_room_knows_only_the_rooms_before_it_and_comes_in_by_the_door(path: Pa
             assert top in ROOMS[room], f"{module} imports {top}, which {room} may not"
 
 
+def used_of(folder: str, path: Path) -> set[str]:
+    """What a file takes of a room: names that it imports, and those it reaches as ``store.name``."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == f"och_dist.{folder}":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == folder and room_is_imported(folder, path):
+            found.add(node.attr)
+    return found
+
+
+def room_is_imported(folder: str, path: Path) -> bool:
+    return (f"och_dist.{folder}", False) in imports(path)
+
+
 @pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder not in OPEN])
 def test_a_door_says_what_others_may_use(folder: str) -> None:
     """Nothing else is used by others, and nothing is shadowed: a file has no name that the door gives to a thing."""
@@ -113,14 +128,7 @@ def test_a_door_says_what_others_may_use(folder: str) -> None:
     assert not names & {path.stem for path in (PACKAGE / folder).glob("*.py")}
     for name in names:
         assert not isinstance(getattr(door, name), ModuleType), name
-    used = {
-        alias.name
-        for path in FILES
-        if path.parent.name != folder
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and node.module == f"och_dist.{folder}"
-        for alias in node.names
-    }
+    used = {name for path in FILES if path.parent.name != folder for name in used_of(folder, path)}
     public = (
         {"open_index", "open_corpus"}
         if folder in ("search", "store")

@@ -15,40 +15,12 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from och_dist import events
+from och_dist import events, store
 from och_dist.cluster import map_tasks
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError, UsageError
 from och_dist.kernels.packing import count_ones
 from och_dist.options import ExpectModel, Jobs, Option, checked
 from och_dist.stage import Context, Report, Stopwatch, require_room
-from och_dist.store import (
-    CHUNK_ROWS,
-    ChunkRecord,
-    CodeChunk,
-    Corpus,
-    CorpusRef,
-    Index,
-    IndexSegment,
-    Job,
-    Model,
-    Objects,
-    check_expected,
-    commit,
-    copy_model,
-    create_array,
-    find_chunk,
-    find_index,
-    list_jobs,
-    load_model,
-    model_objects,
-    model_on_worker,
-    next_version,
-    open_corpus,
-    open_objects,
-    split_model_path,
-    version_numbers,
-    write_chunk,
-)
 
 CHUNKS_PER_CHECK = 8
 CHECKED_HERE = 2 << 20
@@ -58,17 +30,17 @@ COLLECTED = "collected.json"
 CLAIMS = "publishing"
 
 
-def encode_chunk(corpus: CorpusRef, index: str, job: Job, chunk: CodeChunk) -> int:
+def encode_chunk(corpus: store.CorpusRef, index: str, job: store.Job, chunk: store.CodeChunk) -> int:
     """Encode the rows of one chunk, streaming corpus chunks, and store codes and record; returns the rows.
 
     The model travels as path and address and is loaded once per worker.
     """
     rows, start, stop = corpus.open(), chunk.start, chunk.stop
-    hasher = model_on_worker(model_objects(index).url, job.model)
+    hasher = store.model_on_worker(store.model_objects(index).url, job.model)
     codes = np.empty((stop - start, job.spec.width), np.uint8)
     for first, block in rows.blocks(start, stop):
         codes[first - start : first - start + len(block)] = hasher.encode_block(block, first_row=first)
-    record = job.write(open_objects(index), chunk.number, codes, rows.digest(start, stop))
+    record = job.write(store.open_objects(index), chunk.number, codes, rows.digest(start, stop))
     events.add(ones=record.ones.tolist())
     return stop - start
 
@@ -79,36 +51,36 @@ def encode(
     index: str,
     *,
     model: Annotated[str, Option("The model folder that 'och train' printed.", metavar="PATH")],
-    chunk_rows: Annotated[int, Option("Rows per chunk of codes.", at_least=1)] = CHUNK_ROWS,
+    chunk_rows: Annotated[int, Option("Rows per chunk of codes.", at_least=1)] = store.CHUNK_ROWS,
     publish: Annotated[bool, Option("Make the result visible at the end.")] = True,
     expect_model: ExpectModel = None,
     context: Context | None = None,
 ) -> Report:
     """Encode every row of ``corpus`` that the newest version of ``index`` does not hold under ``model``."""
     watch, context = Stopwatch("encode"), context or Context()
-    folder, address = split_model_path(model)
-    check_expected(address, expect_model)
-    opened, objects = open_corpus(corpus), open_objects(index)
-    current, new_rows = find_index(index), 0  # first: nothing is put into a folder that holds something else
-    trained, models = open_objects(folder), model_objects(objects.url)
-    loaded = load_model(trained, address)
+    folder, address = store.split_model_path(model)
+    store.check_expected(address, expect_model)
+    opened, objects = store.open_corpus(corpus), store.open_objects(index)
+    current, new_rows = store.find_index(index), 0  # first: nothing is put into a folder that holds something else
+    trained, models = store.open_objects(folder), store.model_objects(objects.url)
+    loaded = store.load_model(trained, address)
     _check_dimension(loaded, opened)
     objects.require_put_if_absent()
-    copy_model(trained, address, models)
+    store.copy_model(trained, address, models)
     events.say("sample", bits=loaded.n_bits, sample=loaded.provenance.get("sample"))
-    jobs: list[Job] = []
+    jobs: list[store.Job] = []
     for job in _jobs(opened, objects, current, loaded, chunk_rows):
         job.begin(objects)
-        copy_model(trained, address, models)  # again: 'och gc' takes a model for unused that no job has announced
+        store.copy_model(trained, address, models)  # again: 'och gc' takes a model for unused that no job has announced
         room = 3 * job.chunk_rows * job.spec.width
         require_room(opened, context, f"encoding a chunk of {job.chunk_rows} codes", extra_bytes=room)
-        store = partial(encode_chunk, opened.ref, objects.url, job)
-        new_rows += run_job(objects, IndexSegment(job), store, context, verb="encode")
+        write = partial(encode_chunk, opened.ref, objects.url, job)
+        new_rows += run_job(objects, store.IndexSegment(job), write, context, verb="encode")
         jobs.append(job)
     if publish and jobs:
         _check_unchanged(opened, jobs)
         publish_jobs(index, jobs, opened, context)
-    newest = find_index(index)
+    newest = store.find_index(index)
     return watch.report(
         "done" if new_rows or (publish and jobs) else "nothing to do",
         index=objects.url,
@@ -124,7 +96,7 @@ def encode(
     )
 
 
-def _check_dimension(model: Model, corpus: Corpus) -> None:
+def _check_dimension(model: store.Model, corpus: store.Corpus) -> None:
     if model.hasher.n_features_in_ != corpus.dim:
         raise BadInputError(
             f"model {model.address[:16]} takes {model.hasher.n_features_in_}-d vectors, the corpus {corpus.url} is "
@@ -132,14 +104,18 @@ def _check_dimension(model: Model, corpus: Corpus) -> None:
         )
 
 
-def _jobs(corpus: Corpus, objects: Objects, current: Index | None, model: Model, chunk_rows: int) -> Iterator[Job]:
+def _jobs(
+    corpus: store.Corpus, objects: store.Objects, current: store.Index | None, model: store.Model, chunk_rows: int
+) -> Iterator[store.Job]:
     """The jobs that are still to do, in row order: unfinished ones first, then one for the rest."""
     covered = _covered(corpus, current, model)
     if covered == corpus.rows:
         return
     unfinished = {
         job.start: job
-        for job in sorted(list_jobs(objects), key=lambda job: job.generation)  # a repair replaces what came before
+        for job in sorted(
+            store.list_jobs(objects), key=lambda job: job.generation
+        )  # a repair replaces what came before
         if job.model == model.address
         and job.kept is None
         and job.stop <= corpus.rows
@@ -150,10 +126,10 @@ def _jobs(corpus: Corpus, objects: Objects, current: Index | None, model: Model,
         covered = unfinished[covered].stop
     if covered < corpus.rows:
         rows = min(chunk_rows, corpus.rows - covered)
-        yield Job(model.address, model.n_bits, covered, corpus.rows, rows, corpus.digest(covered, corpus.rows))
+        yield store.Job(model.address, model.n_bits, covered, corpus.rows, rows, corpus.digest(covered, corpus.rows))
 
 
-def _covered(corpus: Corpus, current: Index | None, model: Model) -> int:
+def _covered(corpus: store.Corpus, current: store.Index | None, model: store.Model) -> int:
     """Rows that the index already holds under this model; another model starts at row 0."""
     if current is None:
         return 0
@@ -166,11 +142,11 @@ def _covered(corpus: Corpus, current: Index | None, model: Model) -> int:
     return current.rows if current.model == model.address else 0
 
 
-def _check_unchanged(corpus: Corpus, jobs: Sequence[Job]) -> None:
+def _check_unchanged(corpus: store.Corpus, jobs: Sequence[store.Job]) -> None:
     """A version of a corpus never changes; an adopted array may, even while it is being encoded."""
     if corpus.version:
         return
-    now = open_corpus(corpus.url, 0)
+    now = store.open_corpus(corpus.url, 0)
     if any(now.rows < job.stop or now.digest(job.start, job.stop) != job.input for job in jobs):
         raise ConflictError(
             f"{corpus.url} was written to while it was being encoded, and nothing was published; "
@@ -179,15 +155,20 @@ def _check_unchanged(corpus: Corpus, jobs: Sequence[Job]) -> None:
 
 
 def run_job(
-    objects: Objects, draft: IndexSegment, store: Callable[[CodeChunk], int], context: Context, *, verb: str
+    objects: store.Objects,
+    draft: store.IndexSegment,
+    write: Callable[[store.CodeChunk], int],
+    context: Context,
+    *,
+    verb: str,
 ) -> int:
-    """``store`` the chunks of a job that have no record yet; returns the sum of it all."""
+    """``write`` the chunks of a job that have no record yet; returns the sum of it all."""
     chunks, done = draft.chunks(), draft.job.done(objects)
     rows = [chunk.stop - chunk.start for chunk in chunks]
     advance = context.progress(verb, sum(rows))
     advance(sum(rows[chunk] for chunk in done))
     stored = map_tasks(
-        store,
+        write,
         [chunk for chunk in chunks if chunk.number not in done],
         client=context.client,
         name=f"{verb}_chunk",
@@ -217,8 +198,8 @@ def publish_new(index: str, corpus: str, *, jobs: Jobs, context: Context | None 
 
 
 def _publish(index: str, corpus: str, names: Sequence[str], context: Context, **named: Any) -> Report:
-    watch, objects = Stopwatch("publish"), open_objects(index)
-    jobs, before = named_jobs(objects, names), find_index(index)
+    watch, objects = Stopwatch("publish"), store.open_objects(index)
+    jobs, before = named_jobs(objects, names), store.find_index(index)
     published = publish_jobs(index, jobs, _corpus_of(corpus, jobs[-1]), context) if jobs else before
     same = published is None or (before is not None and before.version == published.version)
     return watch.report(
@@ -230,9 +211,9 @@ def _publish(index: str, corpus: str, names: Sequence[str], context: Context, **
     )
 
 
-def named_jobs(objects: Objects, names: Sequence[str]) -> list[Job]:
+def named_jobs(objects: store.Objects, names: Sequence[str]) -> list[store.Job]:
     """The encodings with these ids, in order of their rows; not the later generations that a repair made of them."""
-    known = {job.id: job for job in sorted(list_jobs(objects), key=lambda job: -job.generation)}
+    known = {job.id: job for job in sorted(store.list_jobs(objects), key=lambda job: -job.generation)}
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"{objects.url} has no job {unknown[0]!r}; jobs there: {', '.join(sorted(known)) or 'none'}")
     if merged := [name for name in names if known[name].kept is not None]:
@@ -242,31 +223,31 @@ def named_jobs(objects: Objects, names: Sequence[str]) -> list[Job]:
     return sorted((known[name] for name in names), key=lambda job: job.start)
 
 
-def _corpus_of(url: str, job: Job) -> Corpus:
+def _corpus_of(url: str, job: store.Job) -> store.Corpus:
     """The first version of a corpus that has all rows of a job; they must be the ones that the job encoded."""
-    numbers = version_numbers(open_objects(url))
-    for corpus in (open_corpus(url, number) for number in numbers or [0]):
+    numbers = store.version_numbers(store.open_objects(url))
+    for corpus in (store.open_corpus(url, number) for number in numbers or [0]):
         if corpus.rows >= job.stop and corpus.digest(job.start, job.stop) == job.input:
             return corpus
     raise ConflictError(f"job {job.id} did not encode rows {job.start}..{job.stop} of {url}; name the corpus it read")
 
 
-def publish_jobs(index: str, jobs: Sequence[Job], corpus: Corpus, context: Context) -> Index:
+def publish_jobs(index: str, jobs: Sequence[store.Job], corpus: store.Corpus, context: Context) -> store.Index:
     """Check finished jobs of adjoining rows, and commit the version that lists them; again is fine."""
-    objects, pending = open_objects(index), not_held(find_index(index), jobs)
+    objects, pending = store.open_objects(index), not_held(store.find_index(index), jobs)
     about: dict[str, Any] = {"url": corpus.url, "version": corpus.version, "fingerprint": corpus.fingerprint}
 
     @cache
-    def segment(job: Job) -> IndexSegment:
-        return checked_segment(objects, IndexSegment(job), context)
+    def segment(job: store.Job) -> store.IndexSegment:
+        return checked_segment(objects, store.IndexSegment(job), context)
 
-    def append(current: Index | None) -> Index:
+    def append(current: store.Index | None) -> store.Index:
         waiting = not_held(current, pending)
         if current is not None and not waiting:
             return current
         made = tuple(map(segment, waiting))
-        load_model(model_objects(objects.url), made[0].job.model)
-        return next_version(current, _placed(current, made, objects.url), about, objects.url)
+        store.load_model(store.model_objects(objects.url), made[0].job.model)
+        return store.next_version(current, _placed(current, made, objects.url), about, objects.url)
 
     published = publish_segments(objects, pending, append)
     for job in jobs:
@@ -274,26 +255,28 @@ def publish_jobs(index: str, jobs: Sequence[Job], corpus: Corpus, context: Conte
     return published
 
 
-def publish_segments(objects: Objects, jobs: Sequence[Job], change: Callable[[Index | None], Index]) -> Index:
+def publish_segments(
+    objects: store.Objects, jobs: Sequence[store.Job], change: Callable[[store.Index | None], store.Index]
+) -> store.Index:
     """Commit what ``change`` makes of the newest version; ``jobs`` are those that it may add."""
 
-    def checked_change(current: Index | None) -> Index:
+    def checked_change(current: store.Index | None) -> store.Index:
         following = change(current)
         held = () if current is None else {segment.job for segment in current.segments}
         check_unmarked(objects, [segment.job for segment in following.segments if segment.job not in held])
         return following
 
     with claimed(objects, jobs):
-        return commit(objects, find_index, checked_change)[1]
+        return store.commit(objects, store.find_index, checked_change)[1]
 
 
-def clear_leftovers(objects: Objects, job: Job) -> int:
+def clear_leftovers(objects: store.Objects, job: store.Job) -> int:
     """Drop the records and claims beside codes that are published: their set bits are folded into one array."""
     return sum(objects.delete_below(f"{job.folder}/{leftover}") for leftover in ("done", CLAIMS))
 
 
 @contextlib.contextmanager
-def claimed(objects: Objects, jobs: Sequence[Job]) -> Iterator[None]:
+def claimed(objects: store.Objects, jobs: Sequence[store.Job]) -> Iterator[None]:
     """Keep 'och gc' away from jobs while they are published.
 
     Here a claim is put before the mark of gc is looked for; gc puts its mark before it looks for claims and
@@ -311,7 +294,7 @@ def claimed(objects: Objects, jobs: Sequence[Job]) -> Iterator[None]:
             objects.delete(claim)
 
 
-def check_unmarked(objects: Objects, jobs: Sequence[Job]) -> None:
+def check_unmarked(objects: store.Objects, jobs: Sequence[store.Job]) -> None:
     for job in jobs:
         if objects.size(f"{job.folder}/{COLLECTED}") is not None:
             raise ConflictError(
@@ -320,14 +303,16 @@ def check_unmarked(objects: Objects, jobs: Sequence[Job]) -> None:
             )
 
 
-def not_held(index: Index | None, jobs: Sequence[Job]) -> list[Job]:
+def not_held(index: store.Index | None, jobs: Sequence[store.Job]) -> list[store.Job]:
     """The jobs that an index does not list, in whatever generation, nor a compaction that they went into."""
     held = set() if index is None else {segment.job.id for segment in index.segments}
     merged = set() if index is None else {(index.model, *work) for part in index.segments for work in part.sources}
     return [job for job in jobs if job.id not in held and (job.model, job.start, job.stop, job.input) not in merged]
 
 
-def _placed(current: Index | None, new: tuple[IndexSegment, ...], url: str) -> tuple[IndexSegment, ...]:
+def _placed(
+    current: store.Index | None, new: tuple[store.IndexSegment, ...], url: str
+) -> tuple[store.IndexSegment, ...]:
     """The segments of the next version: another model replaces all rows, the same model goes on where they end."""
     start, stop, model = new[0].start, new[-1].stop, new[0].job.model
     if current is None or current.model != model:
@@ -342,7 +327,7 @@ def _placed(current: Index | None, new: tuple[IndexSegment, ...], url: str) -> t
     )
 
 
-def checked_segment(objects: Objects, draft: IndexSegment, context: Context) -> IndexSegment:
+def checked_segment(objects: store.Objects, draft: store.IndexSegment, context: Context) -> store.IndexSegment:
     """The ``draft`` of a finished segment with its checksums, after every chunk was compared with its record on the
     workers; folds the records into one array."""
     job = draft.job
@@ -364,19 +349,19 @@ def checked_segment(objects: Objects, draft: IndexSegment, context: Context) -> 
     )
     found = [record for part in parts for record in part]
     if found:
-        create_array(objects, f"{job.folder}/ones", job.ones_spec)
-        write_chunk(objects, f"{job.folder}/ones", 0, np.array([record.ones for record in found], "<i8"))
+        store.create_array(objects, f"{job.folder}/ones", job.ones_spec)
+        store.write_chunk(objects, f"{job.folder}/ones", 0, np.array([record.ones for record in found], "<i8"))
     row_digests = None if job.whole else np.array([record.rows_crc for record in found], "<u4")
     return replace(draft, digests=np.array([record.crc for record in found], "<u4"), row_digests=row_digests)
 
 
-def check_finished(index: str, job: Job, chunks: Sequence[CodeChunk]) -> list[ChunkRecord]:
+def check_finished(index: str, job: store.Job, chunks: Sequence[store.CodeChunk]) -> list[store.ChunkRecord]:
     """The records of chunks whose stored bytes equal them."""
-    objects = open_objects(index)
+    objects = store.open_objects(index)
     return [check_chunk(objects, job, chunk) for chunk in chunks]
 
 
-def check_chunk(objects: Objects, job: Job, chunk: CodeChunk) -> ChunkRecord:
+def check_chunk(objects: store.Objects, job: store.Job, chunk: store.CodeChunk) -> store.ChunkRecord:
     """Read a chunk again, and compare it with its record; row numbers must ascend inside the rows it stands for."""
     record, where = read_record(objects, job, chunk), f"chunk {chunk.number} of job {job.id} in {objects.url}"
     parts = {"codes": (job.spec, record.crc, where)}
@@ -384,7 +369,7 @@ def check_chunk(objects: Objects, job: Job, chunk: CodeChunk) -> ChunkRecord:
         parts["rows"] = job.rows_spec, record.rows_crc, f"the array of row numbers of {where}"
     found = {}
     for part, (spec, crc, what) in parts.items():
-        stored = find_chunk(
+        stored = store.find_chunk(
             objects, f"{job.folder}/{part}", chunk.number, stated=crc, nbytes=spec.stored_bytes, known="of its record"
         )
         if stored.fault is not None:
@@ -397,7 +382,7 @@ def check_chunk(objects: Objects, job: Job, chunk: CodeChunk) -> ChunkRecord:
     return record
 
 
-def read_record(objects: Objects, job: Job, chunk: CodeChunk) -> ChunkRecord:
+def read_record(objects: store.Objects, job: store.Job, chunk: store.CodeChunk) -> store.ChunkRecord:
     """The record of a finished chunk."""
     try:
         return job.read_record(objects, chunk.number)
@@ -406,7 +391,7 @@ def read_record(objects: Objects, job: Job, chunk: CodeChunk) -> ChunkRecord:
         raise unsound(objects, job, f"the record of {where} is damaged ({error})") from None
 
 
-def unsound(objects: Objects, job: Job, what: str) -> IntegrityError:
+def unsound(objects: store.Objects, job: store.Job, what: str) -> IntegrityError:
     """The error that says what is wrong with a finished job, and what to do about it."""
     again = "encode again" if job.kept is None else "compact again"
     again = f"remove the job with 'och gc {objects.url} --job {job.id}' and {again}"

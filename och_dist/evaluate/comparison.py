@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from och_dist import store
 from och_dist.cluster import map_tasks, reduce_tasks
 from och_dist.errors import BadInputError, NonFiniteError, OchError, UsageError
 from och_dist.evaluate.exact import remaining_rows, write_neighbors
@@ -35,24 +36,7 @@ from och_dist.options import Option, Seed, checked
 from och_dist.report import Results, headline, write_reports
 from och_dist.sources import open_queries
 from och_dist.stage import Context, Report, Stopwatch, logger
-from och_dist.store import (
-    Corpus,
-    CorpusRef,
-    LocalObjects,
-    StoredNeighbors,
-    canonical,
-    load_model,
-    model_on_worker,
-    open_corpus,
-    open_neighbors,
-    open_objects,
-    read_about,
-    save_model,
-    seal,
-    sha256,
-    unseal,
-    write_text,
-)
+from och_dist.store import Corpus, CorpusRef, LocalObjects, StoredNeighbors
 from och_dist.train import ArrayRows, make_hasher, training_data
 
 WARM_ROWS = 600
@@ -114,7 +98,7 @@ class PreparedSplit:
 
     @cached_property
     def truth(self) -> StoredNeighbors:
-        return open_neighbors(f"{self.folder}/truth.zarr")
+        return store.open_neighbors(f"{self.folder}/truth.zarr")
 
 
 def prepare_split(corpus: Corpus, split: Split, folder: Path, *, k: int, context: Context) -> PreparedSplit:
@@ -126,8 +110,8 @@ def prepare_split(corpus: Corpus, split: Split, folder: Path, *, k: int, context
             np.save(buffer, read_some(corpus, rows, context), allow_pickle=False)
             objects.put(f"{name}.npy", buffer.getvalue())
     path = str(folder / "truth.zarr")
-    key = sha256(canonical([corpus.fingerprint, split.queries.tolist(), k]))
-    if (read_about(path) or {}).get("key") != key:
+    key = store.sha256(store.canonical([corpus.fingerprint, split.queries.tolist(), k]))
+    if (store.read_about(path) or {}).get("key") != key:
         width, about = min(k, corpus.rows - len(split.queries)), {"kind": "euclidean", "key": key}
         queries = open_queries(prepared.vectors("queries"))
         write_neighbors(path, corpus, queries, width, about, context, without=split.queries)
@@ -173,7 +157,7 @@ def fit_cell(split: PreparedSplit, models: str, first_seed: int, cell: Cell) -> 
     except OchError as error:
         return {"refused": str(error), "rankings": {}}
     return {
-        "model": save_model(open_objects(models), hasher, {"cell": asdict(cell)}),
+        "model": store.save_model(store.open_objects(models), hasher, {"cell": asdict(cell)}),
         "statistics_cpu_seconds": between - start,
         "solve_cpu_seconds": end - between,
         "bit_correlation": _correlation(hasher.encode_block(rows), cell.bits),
@@ -216,7 +200,7 @@ class Counts:
 
 def count_cell(corpus: CorpusRef, rows: tuple[int, int], queries: CellQueries) -> Counts:
     """Counts over those of the rows [start, stop) that are in the database."""
-    hasher = model_on_worker(queries.models, queries.address)
+    hasher = store.model_on_worker(queries.models, queries.address)
     blocks = corpus.open().blocks(*rows)
     return reduce(Counts.merge, (_count_block(hasher, first, block, queries) for first, block in blocks))
 
@@ -263,7 +247,7 @@ def compare(
     """Compare methods on random splits of ``corpus``; results.json, results.csv, tables.md and report.html go to the
     folder ``output``."""
     watch, context = Stopwatch("compare"), context or Context()
-    opened, folder = open_corpus(corpus), Path(output).absolute()
+    opened, folder = store.open_corpus(corpus), Path(output).absolute()
     names = [methods] if isinstance(methods, str) else list(methods)
     if names == ["all"]:
         names = list(METHODS)
@@ -280,15 +264,15 @@ def compare(
         todo = {key: cell for key, cell in keys.items() if objects.size(f"cells/{key}.json") is None}
         if todo:
             drawn = Split.draw(opened.rows, queries=queries, train_rows=train_rows, seed=seed, repeat=repeat)
-            place = folder / "splits" / sha256(canonical([protocol, repeat]))[:16]
+            place = folder / "splits" / store.sha256(store.canonical([protocol, repeat]))[:16]
             split = prepare_split(opened, drawn, place, k=k, context=context)
             _run_cells(opened, split, todo, objects, seed, context)
             computed += len(todo)
-        results += [unseal(objects.get(f"cells/{key}.json"), key) for key in keys]
+        results += [store.unseal(objects.get(f"cells/{key}.json"), key) for key in keys]
     results = sorted(results, key=lambda cell: (cell["variant"], cell["method"], cell["bits"], cell["repeat"]))
     path = folder / "results.json"
     machine = {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()}
-    write_text(path, json.dumps({"protocol": protocol, "machine": machine, "cells": results}, indent=1))
+    store.write_text(path, json.dumps({"protocol": protocol, "machine": machine, "cells": results}, indent=1))
     found = Results.load(path)
     written, changed = write_reports(found, folder)
     facts = {"result": headline(found), "results": str(path), "cells": len(results), "computed": computed, **written}
@@ -319,11 +303,16 @@ def cell_key(protocol: Mapping[str, Any], cell: Cell) -> str:
     """Where the result of a cell lies: a function of training, corpus, protocol, method and all parameters."""
     defaults = get_method(cell.method)(n_bits=cell.bits).get_params(deep=False)
     settings = {name: value for name, value in defaults.items() if name != "random_state"}
-    return sha256(canonical([TRAINING, dict(protocol), asdict(cell), repr(sorted(settings.items()))]))[:24]
+    return store.sha256(store.canonical([TRAINING, dict(protocol), asdict(cell), repr(sorted(settings.items()))]))[:24]
 
 
 def _run_cells(
-    corpus: Corpus, split: PreparedSplit, todo: Mapping[str, Cell], objects: LocalObjects, seed: int, context: Context
+    corpus: Corpus,
+    split: PreparedSplit,
+    todo: Mapping[str, Cell],
+    objects: LocalObjects,
+    seed: int,
+    context: Context,
 ) -> None:
     """Train all cells of a split in parallel, then count them one after the other, each on the whole cluster."""
     models = f"{objects.url}/models"
@@ -339,7 +328,7 @@ def _run_cells(
     for (key, cell), result in zip(todo.items(), fitted, strict=True):
         if "model" in result:
             result |= _count(corpus, split, cell, models, result["model"], context)
-        objects.put(f"cells/{key}.json", seal({**asdict(cell), **result}))
+        objects.put(f"cells/{key}.json", store.seal({**asdict(cell), **result}))
         advance(1)
 
 
@@ -347,7 +336,7 @@ def _count(
     corpus: Corpus, split: PreparedSplit, cell: Cell, models: str, address: str, context: Context
 ) -> dict[str, Any]:
     """What the codes of the database tell of a model."""
-    model = load_model(open_objects(models), address)
+    model = store.load_model(store.open_objects(models), address)
     codes = model.hasher.encode_block(split.vectors("queries"))
     counts = reduce_tasks(
         partial(count_cell, corpus.ref),

@@ -13,23 +13,14 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from och_dist import store
 from och_dist.cluster import FAN_IN, reduce_in_pieces, reduce_tasks, thread_shares
 from och_dist.errors import UsageError
 from och_dist.kernels.euclidean import Candidates, euclidean_top_k, merge_candidates
 from och_dist.options import Option, QueryDataset, ResultFile, checked
 from och_dist.sources import Queries, open_queries
 from och_dist.stage import Context, Report, Stopwatch, require_room
-from och_dist.store import (
-    Corpus,
-    CorpusRef,
-    Neighbors,
-    canonical,
-    check_output,
-    open_corpus,
-    read_about,
-    save_neighbors,
-    sha256,
-)
+from och_dist.store import Corpus, CorpusRef, Neighbors
 
 PIECE_BYTES = 32 << 20
 """What the driver holds of a result at a time."""
@@ -58,8 +49,8 @@ def truth(
 ) -> Report:
     """Write the ``k`` (or the nearest ``fraction`` of the corpus) exact neighbours of every query."""
     watch, context = Stopwatch("truth"), context or Context()
-    check_output(output)
-    opened, asked = open_corpus(corpus), open_queries(queries, dataset=dataset)
+    store.check_output(output)
+    opened, asked = store.open_corpus(corpus), open_queries(queries, dataset=dataset)
     asked.require_dim(opened.dim, "the corpus")
     if fraction is not None and k is None:
         k = max(1, int(fraction * opened.rows))
@@ -68,7 +59,7 @@ def truth(
     width = min(k, opened.rows) if asked.rows else k
     about = {
         "kind": "euclidean",
-        "key": sha256(canonical([opened.fingerprint, asked.fingerprint, k])),
+        "key": store.sha256(store.canonical([opened.fingerprint, asked.fingerprint, k])),
         "k": k,
         "rows": opened.rows,
         "corpus_fingerprint": opened.fingerprint,
@@ -81,7 +72,7 @@ def truth(
         "rows": opened.rows,
         "output": output,
     }
-    if output.endswith(".zarr") and (read_about(output) or {}).get("key") == about["key"]:
+    if output.endswith(".zarr") and (store.read_about(output) or {}).get("key") == about["key"]:
         return watch.report("nothing to do", **facts)
     require_room(opened, context, "a pass over the corpus")
     write_neighbors(output, opened, asked, width, about, context)
@@ -100,7 +91,7 @@ def write_neighbors(
 ) -> None:
     """Write the ``width`` exact neighbours of every query among the rows that are not in ``without`` (ascending)."""
     with contextlib.closing(exact_neighbors(corpus, queries, width, context, without=without)) as found:
-        save_neighbors(path, found, queries=queries.rows, width=width, batch=piece_size(width), about=about)
+        store.save_neighbors(path, found, queries=queries.rows, width=width, batch=piece_size(width), about=about)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from och_dist import store
 from och_dist.cluster import reduce_tasks, thread_shares
 from och_dist.errors import BadInputError, UsageError
 from och_dist.evaluate.exact import truth as exact_truth
@@ -22,17 +23,7 @@ from och_dist.options import ExpectModel, Option, QueryDataset, checked
 from och_dist.search import Searcher, check_truth, open_index, partitions_of
 from och_dist.sources import Queries, open_queries
 from och_dist.stage import Context, Report, Stopwatch
-from och_dist.store import (
-    CodeChunk,
-    Index,
-    IndexRef,
-    StoredNeighbors,
-    canonical,
-    find_index,
-    open_neighbors,
-    sha256,
-    write_text,
-)
+from och_dist.store import CodeChunk, Index, IndexRef, StoredNeighbors
 
 QUERY_BYTES = 32 << 20
 PARTITION_BYTES = 64 << 20
@@ -124,9 +115,9 @@ def evaluate(
     watch, context = Stopwatch("evaluate"), context or Context()
     searcher = open_index(index, version=version, expect_model=expect_model)
     opened = open_queries(queries, dataset=dataset)
-    stored = open_neighbors(truth)
+    stored = store.open_neighbors(truth)
     _check(searcher, opened, stored)
-    key = sha256(canonical([searcher.index.to_json(), opened.fingerprint, stored.about["key"]]))
+    key = store.sha256(store.canonical([searcher.index.to_json(), opened.fingerprint, stored.about["key"]]))
     if (known := _known(output, key)) is not None:
         return watch.report("nothing to do", **known)
     codes = searcher.encode(opened.read(0, opened.rows))
@@ -153,7 +144,7 @@ def evaluate(
         **evaluate_histograms(counts.rows, counts.true),
     }
     if output is not None:
-        write_text(output, json.dumps({**facts, "key": key}, indent=1))
+        store.write_text(output, json.dumps({**facts, "key": key}, indent=1))
     return watch.report(**facts)
 
 
@@ -172,7 +163,7 @@ def measure_quality(
 
     Without queries ('') there is nothing to do, and neither is there with deleted rows, which the truth would count.
     """
-    watch, current = Stopwatch("quality"), find_index(index)
+    watch, current = Stopwatch("quality"), store.find_index(index)
     if not queries:
         return watch.report("nothing to do", why="no queries are named")
     if "://" in folder:

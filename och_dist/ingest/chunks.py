@@ -8,25 +8,12 @@ from functools import partial
 
 import numpy as np
 
-from och_dist import events
+from och_dist import events, store
 from och_dist.cluster import map_tasks
 from och_dist.errors import BadInputError, IntegrityError, NonFiniteError
 from och_dist.kernels.moments import nonfinite_rows
 from och_dist.sources import JoinedFiles, RowSource
 from och_dist.stage import Context
-from och_dist.store import (
-    ArraySpec,
-    IdLayout,
-    create_array,
-    find_chunk,
-    ids_prefix,
-    open_layout,
-    open_objects,
-    read_rows,
-    stored_chunks,
-    vectors_prefix,
-    write_chunk,
-)
 
 PART_BYTES = 64 << 20
 PART_ROWS = 1 << 17
@@ -57,15 +44,15 @@ class NewSegment:
     url: str
     id: str
     start: int
-    spec: ArraySpec
-    ids: IdLayout | None = None
+    spec: store.ArraySpec
+    ids: store.IdLayout | None = None
 
     @property
-    def arrays(self) -> dict[str, ArraySpec]:
+    def arrays(self) -> dict[str, store.ArraySpec]:
         """Prefix -> layout: the vectors, then the ids where there are some."""
-        found = {vectors_prefix(self.id): self.spec}
+        found = {store.vectors_prefix(self.id): self.spec}
         if self.ids is not None:
-            found[ids_prefix(self.id)] = self.ids.spec(self.spec.rows, self.spec.chunk_rows)
+            found[store.ids_prefix(self.id)] = self.ids.spec(self.spec.rows, self.spec.chunk_rows)
         return found
 
     def rows_of(self, chunk: int) -> int:
@@ -74,16 +61,16 @@ class NewSegment:
 
     def stored(self) -> list[int]:
         """Numbers of the chunks that an earlier run stored in all arrays."""
-        objects, chunks = open_objects(self.url), set(range(self.spec.n_chunks))
-        return sorted(chunks.intersection(*(stored_chunks(objects, prefix) for prefix in self.arrays)))
+        objects, chunks = store.open_objects(self.url), set(range(self.spec.n_chunks))
+        return sorted(chunks.intersection(*(store.stored_chunks(objects, prefix) for prefix in self.arrays)))
 
     def id_blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """(global row, ids as they are stored), chunk by chunk."""
-        prefix = ids_prefix(self.id)
-        array = open_layout(open_objects(self.url), prefix, self.arrays[prefix])
+        prefix = store.ids_prefix(self.id)
+        array = store.open_layout(store.open_objects(self.url), prefix, self.arrays[prefix])
         for chunk in range(self.spec.n_chunks):
             low, high = self.spec.bounds(chunk)
-            yield self.start + low, read_rows(array, low, high)
+            yield self.start + low, store.read_rows(array, low, high)
 
 
 @dataclass(frozen=True)
@@ -105,11 +92,11 @@ def write_corpus_chunk(task: WriteChunk) -> Written:
     bad = nonfinite_rows(block)
     if len(bad):
         raise NonFiniteError(f"{len(bad)} rows are not finite", (), len(bad))
-    blocks = {vectors_prefix(segment.id): block}
+    blocks = {store.vectors_prefix(segment.id): block}
     if segment.ids is not None and isinstance(source, JoinedFiles):
-        blocks[ids_prefix(segment.id)] = segment.ids.pack(_kept_rows(task, source.read_ids))
-    objects = open_objects(segment.url)
-    written = [write_chunk(objects, prefix, task.chunk, rows) for prefix, rows in reversed(blocks.items())]
+        blocks[store.ids_prefix(segment.id)] = segment.ids.pack(_kept_rows(task, source.read_ids))
+    objects = store.open_objects(segment.url)
+    written = [store.write_chunk(objects, prefix, task.chunk, rows) for prefix, rows in reversed(blocks.items())]
     events.add(rows=len(block))
     return task.chunk, sum(part.nbytes for part in written), [part.crc for part in reversed(written)]
 
@@ -132,7 +119,7 @@ def store_chunks(
 ) -> tuple[np.ndarray, int]:
     """Write the chunks that an earlier run did not, check those it did; (crcs (arrays, chunks), bytes of all)."""
     for prefix, spec in segment.arrays.items():
-        create_array(open_objects(segment.url), prefix, spec)
+        store.create_array(store.open_objects(segment.url), prefix, spec)
     there = segment.stored()
     tasks = plan(segment, source, bad, there)
     advance = context.progress(stage, segment.spec.rows)
@@ -174,8 +161,8 @@ def plan(segment: NewSegment, source: RowSource, bad: np.ndarray, there: Contain
 
 def check_stored_chunk(segment: NewSegment, chunk: int) -> Written:
     """Read a chunk again: a machine that lost power may have kept a part of it."""
-    objects, name = open_objects(segment.url), segment.id
-    found = [find_chunk(objects, prefix, chunk) for prefix in segment.arrays]
+    objects, name = store.open_objects(segment.url), segment.id
+    found = [store.find_chunk(objects, prefix, chunk) for prefix in segment.arrays]
     for part in found:
         if part.fault is not None:
             raise IntegrityError(

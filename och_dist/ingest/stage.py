@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from och_dist import store
 from och_dist.cluster import check_memory
 from och_dist.errors import LISTED_ROWS, BadInputError, ConflictError, UsageError
 from och_dist.ingest.chunks import NewSegment, find_nonfinite, store_chunks
@@ -32,18 +33,7 @@ from och_dist.sources import (
     open_sources,
 )
 from och_dist.stage import Context, Report, Stopwatch, logger
-from och_dist.store import (
-    ArraySpec,
-    Codec,
-    Corpus,
-    Segment,
-    canonical,
-    commit,
-    find_corpus,
-    open_objects,
-    sha256,
-    vectors_prefix,
-)
+from och_dist.store import ArraySpec, Codec, Corpus, Segment
 
 CHUNK_BYTES = 32 << 20
 MAX_CHUNKS = 1 << 22  # 128 TiB in chunks of the default size
@@ -112,7 +102,7 @@ def ingest(
 ) -> Report:
     """Bring files into ``corpus``; files it already holds are not taken twice."""
     watch = Stopwatch("ingest")
-    files, parent = open_files(sources, dataset=dataset, ids=ids, id_column=id_column), find_corpus(corpus)
+    files, parent = open_files(sources, dataset=dataset, ids=ids, id_column=id_column), store.find_corpus(corpus)
     _check_copies(files)
     _check_ids(parent, files)
     known = known_sources(parent)
@@ -141,7 +131,7 @@ def generate(
     """Make a GIST-like corpus: row i is a function of (seed, dim, first_row + i) alone."""
     watch = Stopwatch("generate")
     source = GeneratedRows(rows, dim, seed, first_row)
-    parent = find_corpus(corpus)
+    parent = store.find_corpus(corpus)
     if parent is not None and (source.describe()[0]["fingerprint"], None) in known_sources(parent):
         return watch.report("nothing to do", **_facts(parent, 0))
     _check_append(corpus, parent, append=append)
@@ -166,7 +156,7 @@ def collect(
     extension count; hidden ones (a leading '.', '_' or '~') are still being written. No new file is nothing to do.
     """
     watch = Stopwatch("collect")
-    parent = find_corpus(corpus)
+    parent = store.find_corpus(corpus)
     new = [file.path for file in new_sources(inbox, parent, dataset=dataset)]
     if new:
         report = ingest(
@@ -203,7 +193,7 @@ def _store(
     """Plan a segment after the rows of ``parent``, write its chunks, publish it."""
     context = context or Context()
     _check_fits(parent, source)
-    open_objects(url).require_put_if_absent()
+    store.open_objects(url).require_put_if_absent()
     bad = find_nonfinite(source, context) if drop else np.empty(0, np.int64)
     new = _plan_segment(url, parent, source, bad, chunk_rows, codec, context)
     digests, stored_bytes = store_chunks(new, source, bad, watch.stage, context)
@@ -218,7 +208,7 @@ def _store(
         codec=codec,
         sources=tuple(source.describe()),
         dropped=len(bad),
-        prefix=vectors_prefix(new.id),
+        prefix=store.vectors_prefix(new.id),
         ids=new.ids,
         id_digests=digests[1] if new.ids else None,
     )
@@ -251,13 +241,13 @@ def _plan_segment(
             f"{rows} rows in chunks of {size} are {spec.n_chunks} chunks; use at most {MAX_CHUNKS}: set --chunk-rows"
         )
     start, layout = parent.rows if parent else 0, None
-    work = [source.identity(), start, rows, size, codec, sha256(bad.tobytes())]
+    work = [source.identity(), start, rows, size, codec, store.sha256(bad.tobytes())]
     if isinstance(source, JoinedFiles) and source.ids:
         layout = id_layout(source, context)
         work += [source.id_identity(), layout.to_json()]
     row_bytes = spec.row_bytes + (layout.width if layout else 0)
     check_memory(context.client, 4 * size * row_bytes, f"a chunk of {size} rows")
-    return NewSegment(open_objects(url).url, sha256(canonical(work))[:16], start, spec, layout)
+    return NewSegment(store.open_objects(url).url, store.sha256(store.canonical(work))[:16], start, spec, layout)
 
 
 def _publish(url: str, segment: Segment, source: RowSource) -> Corpus:
@@ -274,8 +264,8 @@ def _publish(url: str, segment: Segment, source: RowSource) -> Corpus:
             )
         return Corpus(objects.url, version + 1, source.dim, source.dtype, (*segments, segment))
 
-    objects = open_objects(url)
-    return commit(objects, find_corpus, append)[1]
+    objects = store.open_objects(url)
+    return store.commit(objects, store.find_corpus, append)[1]
 
 
 def known_sources(corpus: Corpus | None) -> dict[tuple[str, str | None], str | None]:

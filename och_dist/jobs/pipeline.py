@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import och_dist
+from och_dist import store
 from och_dist.catalog import STAGES, Stage
 from och_dist.cluster import ClusterOptions
 from och_dist.errors import BadInputError, OchError, UsageError
 from och_dist.options import Option, checked, declared, parse_value
 from och_dist.stage import Context, Report, Stopwatch
 from och_dist.stop import exit_code_of
-from och_dist.store import Objects, begin_run, end_run, holder, locked, open_objects, read_run, run_numbers
+from och_dist.store import Objects
 
 logger = logging.getLogger("och_dist")
 
@@ -259,12 +260,12 @@ def recorded(pipeline: Pipeline, *, file: str, settings: Sequence[str]) -> Itera
     if index is None:
         yield log
         return
-    objects = open_objects(index)
+    objects = store.open_objects(index)
     about = {"name": pipeline.name, "file": os.path.abspath(file), "settings": list(settings), **_here()}
-    log.number = begin_run(objects, about)
+    log.number = store.begin_run(objects, about)
     error: BaseException | None = None
     try:
-        with locked(objects, run=log.number):
+        with store.locked(objects, run=log.number):
             yield log
     except BaseException as raised:
         error = raised
@@ -276,7 +277,7 @@ def recorded(pipeline: Pipeline, *, file: str, settings: Sequence[str]) -> Itera
 def _keep(objects: Objects, number: int, report: dict[str, Any], *, failing: bool) -> None:
     """A report that cannot be kept must not hide why the run failed."""
     try:
-        end_run(objects, number, report)
+        store.end_run(objects, number, report)
     except (OchError, OSError) as error:
         if not failing:
             raise
@@ -302,18 +303,18 @@ def history(
     run: Annotated[int | None, Option("Everything about one run.", metavar="NUMBER")] = None,
 ) -> Report:
     """The runs that are logged beside ``index``, oldest first."""
-    watch, objects = Stopwatch("history"), open_objects(index)
-    numbers = run_numbers(objects)
+    watch, objects = Stopwatch("history"), store.open_objects(index)
+    numbers = store.run_numbers(objects)
     if not numbers:
         raise BadInputError(f"{objects.url} has no history; 'och run' keeps one beside the index of a pipeline")
     if run is not None:
         if run not in numbers:
             raise UsageError(f"{objects.url} has no run {run}; it has {numbers[0]} to {numbers[-1]}")
         numbers = [run]
-    now = (holder(objects) or {}).get("run")
+    now = (store.holder(objects) or {}).get("run")
     runs = []
     for number in numbers[-(last or len(numbers)) :]:
-        start, end = read_run(objects, number)
+        start, end = store.read_run(objects, number)
         whole = {**start, **(end or {"status": "running" if number == now else "killed", "exit_code": None})}
         runs.append({**whole, **_result(whole)} if run is not None else _line(whole))
     return watch.report(index=objects.url, runs=runs)

@@ -15,24 +15,14 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from och_dist import store
 from och_dist.cluster import map_tasks
 from och_dist.errors import ConflictError, DriftError, IntegrityError
 from och_dist.kernels.packing import count_ones
 from och_dist.methods.base import Hasher
 from och_dist.options import Option, Seed, checked, declared
 from och_dist.stage import Context, Report, Status, Stopwatch, logger, require_room
-from och_dist.store import (
-    Corpus,
-    CorpusRef,
-    Index,
-    Model,
-    find_index,
-    model_objects,
-    model_on_worker,
-    open_corpus,
-    seal,
-    unseal,
-)
+from och_dist.store import Corpus, CorpusRef, Index, Model
 from och_dist.train.data import draw_rows
 from och_dist.train.stage import Bits, KmeansRounds, KmeansRows, Method, Models, Params, TrainRows, make_hasher, train
 
@@ -87,7 +77,7 @@ def renew(
         "kmeans_rounds": kmeans_rounds,
         "params": params,
     }
-    opened, current = open_corpus(corpus), find_index(index)
+    opened, current = store.open_corpus(corpus), store.find_index(index)
     model = None if current is None else current.load_model()
     facts: dict[str, Any] = {"why": "there is no model yet"}
     if current is not None and model is not None:
@@ -96,7 +86,7 @@ def renew(
         else:
             facts = judge_new_rows(opened, current, model, limit, on_drift, context)
             if facts.pop("keep"):
-                place = f"{model_objects(index).url}/{model.address}"
+                place = f"{store.model_objects(index).url}/{model.address}"
                 looked: Status = "done" if "drift" in facts else "nothing to do"
                 return watch.report(looked, model=place, bits=model.n_bits, trained=False, **facts)
     logger.info("training: %s", facts["why"])
@@ -142,7 +132,7 @@ def judge_new_rows(
     if corpus.rows - first < MIN_ROWS:
         return {"keep": True, "why": f"{corpus.rows - first} new rows are too few to judge; {MIN_ROWS} are enough"}
     before = training_sample(corpus, index.url, model, trained, context)
-    now = sample_range(corpus, model_objects(index.url).url, model.address, first, corpus.rows, context)
+    now = sample_range(corpus, store.model_objects(index.url).url, model.address, first, corpus.rows, context)
     shift = shift_between(before, now)
     facts = {
         "balance_shift": round(shift.balance, 4),
@@ -178,7 +168,7 @@ def trained_rows(corpus: Corpus, index: Index, model: Model) -> int:
     """How many of the first rows of a corpus a model was trained on; all that the index holds if on another corpus."""
     about = model.provenance.get("corpus", {})
     try:
-        then = open_corpus(corpus.url, int(about["version"]))
+        then = store.open_corpus(corpus.url, int(about["version"]))
         same = 0 < then.rows <= corpus.rows and then.fingerprint == about["fingerprint"]
     except (KeyError, TypeError, ValueError, IntegrityError):  # made elsewhere, or that version was collected
         same = False
@@ -272,7 +262,7 @@ def _above_chance(change: np.ndarray, variance: np.ndarray) -> float:
 
 def sample_rows(corpus: CorpusRef, models: str, model: str, rows: np.ndarray) -> BitSample:
     """Look at some global rows (ascending, all of one stored chunk). The model is loaded once per worker."""
-    return sample_block(model_on_worker(models, model), corpus.open().read_at(rows), first_row=int(rows[0]))
+    return sample_block(store.model_on_worker(models, model), corpus.open().read_at(rows), first_row=int(rows[0]))
 
 
 def sample_range(corpus: Corpus, models: str, model: str, start: int, stop: int, context: Context) -> BitSample:
@@ -304,12 +294,12 @@ def choose_rows(
 
 def training_sample(corpus: Corpus, index: str, model: Model, rows: int, context: Context) -> BitSample:
     """Statistics of the first ``rows`` rows, which the model was trained on; made once and kept beside the model."""
-    store, key = model_objects(index), f"{model.address}/sample.json"
-    where = f"{store.url}/{key}"
-    data = store.read(key)
+    models, key = store.model_objects(index), f"{model.address}/sample.json"
+    where = f"{models.url}/{key}"
+    data = models.read(key)
     if data is None:
-        found = sample_range(corpus, store.url, model.address, 0, rows, context)
+        found = sample_range(corpus, models.url, model.address, 0, rows, context)
         with contextlib.suppress(ConflictError):  # somebody else was faster; the first account stays
-            store.put(key, seal({"model": model.address, **found.to_json()}))
-        data = store.get(key)
-    return BitSample.from_json(unseal(data, where), model.n_bits, where)
+            models.put(key, store.seal({"model": model.address, **found.to_json()}))
+        data = models.get(key)
+    return BitSample.from_json(store.unseal(data, where), model.n_bits, where)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from och_dist import events
+from och_dist import events, store
 from och_dist.errors import OchError, UsageError
 from och_dist.kernels.packing import count_ones
 from och_dist.methods import get_method
@@ -17,7 +17,6 @@ from och_dist.methods.base import Hasher, one_thread
 from och_dist.methods.linear import LinearHasher
 from och_dist.options import Option, Seed, checked
 from och_dist.stage import Context, Report, Stopwatch, require_room
-from och_dist.store import Corpus, canonical, load_model, open_corpus, open_objects, save_model, seal, sha256, unseal
 from och_dist.train.data import KMEANS_ROUNDS, TRAIN_ROWS, training_data
 from och_dist.train.rows import CorpusRows
 
@@ -55,12 +54,12 @@ def train(
     """Learn a model from a corpus and store it below ``models``; the same request again finds it there."""
     watch, context = Stopwatch("train"), context or Context()
     hasher = make_hasher(method, bits, seed, params or {})
-    opened, objects = open_corpus(corpus), open_objects(models)
+    opened, objects = store.open_corpus(corpus), store.open_objects(models)
     passes: dict[str, Any] = {"train_rows": train_rows, "kmeans_rows": kmeans_rows, "kmeans_rounds": kmeans_rounds}
     request = {"corpus": opened.fingerprint, "method": method, "params": hasher.plain_params(), **passes}
-    key = f"trained/{sha256(canonical(request))}.json"
+    key = f"trained/{store.sha256(store.canonical(request))}.json"
     if (known := objects.read(key)) is not None:
-        address = str(unseal(known, f"{objects.url}/{key}")["model"])
+        address = str(store.unseal(known, f"{objects.url}/{key}")["model"])
         if objects.size(f"{address}/model.json") is not None:
             return watch.report("nothing to do", **_facts(objects.url, address, opened))
     objects.require_put_if_absent()
@@ -83,8 +82,8 @@ def train(
         "versions": {name: importlib.metadata.version(name) for name in VERSIONED},
         "python": platform.python_version(),
     }
-    address = save_model(objects, hasher, provenance)
-    objects.put(key, seal({"model": address, "request": request}))
+    address = store.save_model(objects, hasher, provenance)
+    objects.put(key, store.seal({"model": address, "request": request}))
     return watch.report(**_facts(objects.url, address, opened))
 
 
@@ -117,8 +116,8 @@ def sample_ones(hasher: Hasher, pool: np.ndarray) -> dict[str, Any]:
     return {"rows": len(rows), "ones": ones.tolist()}
 
 
-def _facts(models: str, address: str, corpus: Corpus) -> dict[str, Any]:
-    model = load_model(open_objects(models), address)
+def _facts(models: str, address: str, corpus: store.Corpus) -> dict[str, Any]:
+    model = store.load_model(store.open_objects(models), address)
     training = model.provenance.get("training", {})
     curve = training.get("loss_curve") or []
     return {

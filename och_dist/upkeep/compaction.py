@@ -11,26 +11,13 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from och_dist import store
 from och_dist.cluster import check_memory
 from och_dist.encode import checked_segment, clear_leftovers, publish_segments, run_job
 from och_dist.errors import ConflictError, IntegrityError
 from och_dist.options import Option, checked
 from och_dist.stage import WORKING_BYTES, Context, Report, Stopwatch
-from och_dist.store import (
-    CHUNK_ROWS,
-    CodeChunk,
-    Index,
-    IndexRef,
-    IndexSegment,
-    Job,
-    canonical,
-    next_version,
-    open_objects,
-    open_version,
-    pack_numbers,
-    row_ranges,
-    sha256,
-)
+from och_dist.store import CodeChunk, Index, IndexRef, IndexSegment, Job
 
 
 def compact_chunk(source: IndexRef, job: Job, chunk: CodeChunk) -> int:
@@ -42,7 +29,7 @@ def compact_chunk(source: IndexRef, job: Job, chunk: CodeChunk) -> int:
             f"rows {chunk.start}..{chunk.stop} of {source.url} have {len(rows)} codes, expected {high - low}; "
             f"run 'och verify {source.url}'"
         )
-    job.write(open_objects(source.url), chunk.number, codes, job.input, rows=None if job.whole else rows)
+    job.write(store.open_objects(source.url), chunk.number, codes, job.input, rows=None if job.whole else rows)
     return len(rows)
 
 
@@ -69,12 +56,12 @@ def compact(
 ) -> Report:
     """Merge all segments of ``index`` into one, chunk by chunk on the workers, and publish it as the next version."""
     watch, context = Stopwatch("compact"), context or Context()
-    before = open_version(index)
-    rows = min(chunk_rows or CHUNK_ROWS, max(1, before.live_rows))
+    before = store.open_version(index)
+    rows = min(chunk_rows or store.CHUNK_ROWS, max(1, before.live_rows))
     chunk_sizes = [segment.job.chunk_rows for segment in before.segments]
     if chunk_sizes == [rows] and before.stored_rows == before.live_rows:
         return watch.report("nothing to do", **_facts(before, before))
-    objects, draft = open_objects(index), _draft(before, rows)
+    objects, draft = store.open_objects(index), _draft(before, rows)
     job, merged = draft.job, [segment.job.id for segment in before.segments]  # a repair changes the generation alone
     objects.require_put_if_absent()
     job.begin(objects)
@@ -93,7 +80,7 @@ def compact(
                 "run 'och compact' again"
             )
         segments = (checked_segment(objects, draft, context), *current.segments[len(merged) :])
-        return next_version(current, segments, current.corpus, objects.url)
+        return store.next_version(current, segments, current.corpus, objects.url)
 
     after = publish_segments(objects, [job], replaced)
     clear_leftovers(objects, job)
@@ -124,16 +111,16 @@ def _draft(index: Index, chunk_rows: int) -> IndexSegment:
 
 def compaction_input(index: Index) -> str:
     """What a compaction of this version would be made from: a job with another input does not belong to it."""
-    merged = [[s.job.id, s.job.generation, pack_numbers(s.digests)] for s in index.segments]
+    merged = [[s.job.id, s.job.generation, store.pack_numbers(s.digests)] for s in index.segments]
     gone = [entry.to_json() for entry in index.tombstones]
-    return sha256(canonical({"compaction": merged, "tombstones": gone}))
+    return store.sha256(store.canonical({"compaction": merged, "tombstones": gone}))
 
 
 def chunk_starts(index: Index, chunk_rows: int) -> np.ndarray:
     """(chunks,) int64: 0, and the global row of every ``chunk_rows``-th row that is not deleted."""
     starts = np.zeros(-(-index.live_rows // chunk_rows), np.int64)
     seen, chunk = 0, 1
-    for number, low, stop in row_ranges(index.rows):  # one bitmap at a time
+    for number, low, stop in store.row_ranges(index.rows):  # one bitmap at a time
         high = min(stop, index.rows)
         live = high - low - index.deleted_in(number)
         last = min(-(-(seen + live) // chunk_rows), len(starts))  # chunks that begin before the end of this range

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from och_dist import store
 from och_dist.errors import UsageError
 from och_dist.options import IDS, ROWS, Option, checked
 from och_dist.search import RowSet, corpus_of_index, find_rows, row_set
 from och_dist.stage import Context, Report, Stopwatch
-from och_dist.store import Index, Objects, Tombstones, commit, open_objects, open_version, put_bitmap, row_ranges
+from och_dist.store import Index, Objects, Tombstones
 
 
 @checked
@@ -29,14 +30,14 @@ def delete(
     watch, context = Stopwatch("delete"), context or Context()
     if (rows is None) == (ids is None):
         raise UsageError("a delete takes row numbers or ids, one of the two; give --rows or --ids")
-    opened = open_version(index)
+    opened = store.open_version(index)
     wanted = row_set(rows if ids is None else find_rows(corpus_of_index(opened), ids, context))
     if wanted.stop > opened.rows:
         raise UsageError(
             f"row {wanted.stop - 1} does not exist: {opened.url} has rows 0 to {opened.rows - 1}; nothing was deleted, "
             "leave out what lies outside"
         )
-    objects = open_objects(index)
+    objects = store.open_objects(index)
 
     def without(current: Index) -> Index:
         """The next version; that of a lost race keeps the rows of both."""
@@ -46,7 +47,7 @@ def delete(
         listed = {entry.number: entry for entry in current.tombstones} | changed
         return replace(current, version=current.version + 1, tombstones=tuple(listed[n] for n in sorted(listed)))
 
-    before, after = commit(objects, open_version, without)
+    before, after = store.commit(objects, store.open_version, without)
     return watch.report(
         "nothing to do" if after is before else "done",
         index=after.url,
@@ -61,10 +62,10 @@ def delete(
 def _bitmaps(objects: Objects, current: Index, wanted: RowSet) -> dict[int, Tombstones]:
     """Store the bitmaps of the ranges in which a row is deleted that was not; these ranges by number."""
     changed = {}
-    for number, start, stop in row_ranges(wanted.stop):
+    for number, start, stop in store.row_ranges(wanted.stop):
         if wanted.within(start, stop).count:
             before, mask = current.deleted(start, stop), wanted.mask(start, stop)
             after = mask if before is None else mask | before
             if np.count_nonzero(after) > current.deleted_in(number):
-                changed[number] = put_bitmap(objects, number, after, since=current.version + 1)
+                changed[number] = store.put_bitmap(objects, number, after, since=current.version + 1)
     return changed

@@ -6,30 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+from och_dist import store
 from och_dist.encode import CLAIMS, COLLECTED, clear_leftovers
 from och_dist.errors import BadInputError, UsageError
 from och_dist.options import ExpectModel, Option, checked
 from och_dist.stage import Report, Stopwatch
-from och_dist.store import (
-    MODELS,
-    TEMPORARY,
-    Corpus,
-    LocalObjects,
-    Objects,
-    check_expected,
-    find_index,
-    list_jobs,
-    load_model,
-    model_objects,
-    open_corpus,
-    open_objects,
-    open_version,
-    read_latest,
-    split_model_path,
-    stored_bitmaps,
-    version_key,
-    version_numbers,
-)
+from och_dist.store import Corpus, LocalObjects, Objects
 from och_dist.upkeep.compaction import compaction_input
 from och_dist.upkeep.verification import open_any
 
@@ -40,11 +22,11 @@ LITTER_SECONDS = 24 * 3600
 def inspect(path: str, *, expect_model: ExpectModel = None) -> Report:
     """Describe a corpus, an index or a model."""
     watch = Stopwatch("inspect")
-    objects = open_objects(path)
+    objects = store.open_objects(path)
     if objects.size("model.json") is not None:
-        folder, address = split_model_path(objects.url)
-        check_expected(address, expect_model)
-        model = load_model(open_objects(folder), address)
+        folder, address = store.split_model_path(objects.url)
+        store.check_expected(address, expect_model)
+        model = store.load_model(store.open_objects(folder), address)
         return watch.report(
             kind="model",
             path=path,
@@ -54,7 +36,7 @@ def inspect(path: str, *, expect_model: ExpectModel = None) -> Report:
             dim=model.hasher.n_features_in_,
             provenance=model.provenance,
         )
-    body = read_latest(objects)
+    body = store.read_latest(objects)
     if body is None and objects.folders("segments"):
         raise BadInputError(
             f"{objects.url} has no published version yet; 'och status' lists its jobs, and the command that was "
@@ -63,9 +45,9 @@ def inspect(path: str, *, expect_model: ExpectModel = None) -> Report:
     if body is None or body.get("kind") == "corpus":
         if expect_model is not None:
             raise UsageError(f"{objects.url} is no index and no model; leave out --expect-model")
-        return watch.report(**_corpus_facts(open_corpus(path)))
-    index = open_version(path)
-    check_expected(index.model, expect_model)
+        return watch.report(**_corpus_facts(store.open_corpus(path)))
+    index = store.open_version(path)
+    store.check_expected(index.model, expect_model)
     model = index.load_model()
     return watch.report(
         kind="index",
@@ -104,13 +86,13 @@ def _corpus_facts(corpus: Corpus) -> dict[str, Any]:
 def status(index: str) -> Report:
     """Versions of an index and its jobs: published (in the newest version), superseded, finished or unfinished."""
     watch = Stopwatch("status")
-    objects = open_objects(index)
-    current = find_index(index)
-    numbers = version_numbers(objects)
+    objects = store.open_objects(index)
+    current = store.find_index(index)
+    numbers = store.version_numbers(objects)
     published = current.folders if current else set()
     earlier = _folders(objects, numbers) - published
     jobs = []
-    for job in list_jobs(objects):
+    for job in store.list_jobs(objects):
         chunks = done = job.spec.n_chunks
         state = "published" if job.folder in published else "superseded"
         if job.folder not in published | earlier:
@@ -150,15 +132,15 @@ def gc(
     claim of a publisher that was killed does not protect a job that is named.
     """
     watch = Stopwatch("gc")
-    objects = open_objects(path)
-    numbers, segments = version_numbers(objects), [f"segments/{name}" for name in objects.folders("segments")]
+    objects = store.open_objects(path)
+    numbers, segments = store.version_numbers(objects), [f"segments/{name}" for name in objects.folders("segments")]
     if not numbers and not segments:
         raise BadInputError(f"{objects.url} holds no corpus, no index and no job; there is nothing to collect")
     kept, old = numbers[-keep:], numbers[:-keep]
     used = _folders(objects, kept)
     named = _named(objects, jobs, used)
     marked = {folder for folder in segments if objects.size(f"{folder}/{COLLECTED}") is not None}
-    body = read_latest(objects)
+    body = store.read_latest(objects)
     is_index = body is None or body.get("kind") == "index"
     unused = _folders(objects, old) | _stranded(objects, old) if is_index else set()
     doomed = (unused | named | marked) - used  # marked: an earlier run was killed while it removed them
@@ -168,7 +150,7 @@ def gc(
             objects.delete(f"{folder}/{COLLECTED}")
         doomed = _mark(objects, doomed, named, old)
         for number in old:
-            objects.delete(version_key(number))
+            objects.delete(store.version_key(number))
         removed += sum(_remove(objects, folder) for folder in sorted(doomed))
         if is_index:
             removed += _collect_models(objects) + _collect_leftovers(objects) + _collect_bitmaps(objects)
@@ -186,11 +168,13 @@ def gc(
 
 def _stranded(objects: Objects, old: Sequence[int]) -> set[str]:
     """Compactions that were killed, and merge what no version that stays consists of: nothing can go on with them."""
-    jobs = [job for job in list_jobs(objects) if job.kept is not None and not job.generation]
+    jobs = [job for job in store.list_jobs(objects) if job.kept is not None and not job.generation]
     if not jobs:
         return set()
-    stays = [number for number in version_numbers(objects) if number not in old]  # after the jobs that work on them
-    versions = [open_version(objects.url, number) for number in stays]
+    stays = [
+        number for number in store.version_numbers(objects) if number not in old
+    ]  # after the jobs that work on them
+    versions = [store.open_version(objects.url, number) for number in stays]
     published = {folder for version in versions for folder in version.folders}
     inputs = {compaction_input(version) for version in versions}
     return {job.folder for job in jobs if job.input not in inputs} - published
@@ -224,7 +208,7 @@ def _mark(objects: Objects, folders: set[str], named: set[str], old: Sequence[in
     for folder in sorted(folders):
         objects.put(f"{folder}/{COLLECTED}", b"{}")
     busy = {folder for folder in folders - named if any(True for _ in objects.list(f"{folder}/{CLAIMS}"))}
-    busy |= folders & _folders(objects, [number for number in version_numbers(objects) if number not in old])
+    busy |= folders & _folders(objects, [number for number in store.version_numbers(objects) if number not in old])
     for folder in sorted(busy):
         objects.delete(f"{folder}/{COLLECTED}")
     return folders - busy
@@ -242,7 +226,7 @@ def _remove(objects: Objects, folder: str) -> int:
 
 def _collect_models(objects: Objects) -> int:
     """Remove models of an index that no version and no job uses; its folder may not be that of 'och train'."""
-    store, names = model_objects(objects.url), objects.folders(MODELS)
+    models, names = store.model_objects(objects.url), objects.folders(store.MODELS)
     if "trained" in names:
         return 0
     removed = 0
@@ -250,13 +234,13 @@ def _collect_models(objects: Objects) -> int:
         if name in _used_models(objects):
             continue
         # model.json goes first and comes last: a model that can be seen is whole.
-        keys = sorted((key for key, _, _ in store.list(name)), key=lambda key: not key.endswith("/model.json"))
-        content = [(key, store.get(key)) for key in keys]
+        keys = sorted((key for key, _, _ in models.list(name)), key=lambda key: not key.endswith("/model.json"))
+        content = [(key, models.get(key)) for key in keys]
         for key in keys:
-            store.delete(key)
+            models.delete(key)
         if name in _used_models(objects):  # a job was announced meanwhile
             for key, data in reversed(content):
-                store.put(key, data)
+                models.put(key, data)
         else:
             removed += len(keys)
     return removed
@@ -264,24 +248,26 @@ def _collect_models(objects: Objects) -> int:
 
 def _collect_leftovers(objects: Objects) -> int:
     """Records and claims beside the newest codes: their publisher was killed between the commit and its last step."""
-    newest = find_index(objects.url)
+    newest = store.find_index(objects.url)
     return sum(clear_leftovers(objects, segment.job) for segment in newest.segments) if newest else 0
 
 
 def _collect_bitmaps(objects: Objects) -> int:
     """Remove bitmaps of deleted rows that no version lists, nor any will, because theirs was published without them."""
-    made_for = stored_bitmaps(objects)  # before the versions: what these list and was not there yet is not at stake
-    numbers = version_numbers(objects)
+    made_for = store.stored_bitmaps(
+        objects
+    )  # before the versions: what these list and was not there yet is not at stake
+    numbers = store.version_numbers(objects)
     newest = numbers[-1] if numbers else 0
-    listed = {entry.key for number in numbers for entry in open_version(objects.url, number).tombstones}
+    listed = {entry.key for number in numbers for entry in store.open_version(objects.url, number).tombstones}
     doomed = sorted(key for key, version in made_for.items() if version <= newest and key not in listed)
     objects.delete_all(doomed)
     return len(doomed)
 
 
 def _used_models(objects: Objects) -> set[str]:
-    used = {job.model for job in list_jobs(objects)}
-    return used | {open_version(objects.url, number).model for number in version_numbers(objects)}
+    used = {job.model for job in store.list_jobs(objects)}
+    return used | {store.open_version(objects.url, number).model for number in store.version_numbers(objects)}
 
 
 def _sweep(objects: Objects) -> int:
@@ -289,7 +275,10 @@ def _sweep(objects: Objects) -> int:
     if not isinstance(objects, LocalObjects):
         return 0
     removed = 0
-    for path in (*(objects.root / TEMPORARY).glob("*"), *(objects.root / MODELS / TEMPORARY).glob("*")):
+    for path in (
+        *(objects.root / store.TEMPORARY).glob("*"),
+        *(objects.root / store.MODELS / store.TEMPORARY).glob("*"),
+    ):
         if time.time() - path.stat().st_mtime > LITTER_SECONDS:
             path.unlink(missing_ok=True)
             removed += 1

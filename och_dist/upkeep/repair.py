@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from och_dist import store
 from och_dist.encode import check_unmarked, checked_segment, claimed, clear_leftovers, publish_segments, run_job
 from och_dist.errors import BadInputError, ConflictError, IncompleteError, IntegrityError, OchError
 from och_dist.stage import Context, require_room
 from och_dist.store import (
-    ANNOUNCEMENT,
-    TABLES,
     ArraySpec,
     CodeChunk,
     Corpus,
@@ -32,20 +31,6 @@ from och_dist.store import (
     Job,
     Objects,
     Tombstones,
-    find_chunk,
-    load_model,
-    model_objects,
-    model_on_worker,
-    next_version,
-    open_corpus,
-    open_version,
-    plain_crc,
-    put_bitmap,
-    read_bitmap,
-    remove_tables,
-    seal,
-    sha256,
-    version_numbers,
 )
 
 if TYPE_CHECKING:
@@ -86,21 +71,21 @@ def repair_index(index: Index, scan: Scan, *, corpus: str | None, context: Conte
 
 def _restore_announcements(objects: Objects, scan: Scan) -> Iterator[str]:
     """Put the job.json of published segments as their manifests have them."""
-    damaged = {damage.folder for damage in scan.damage if damage.part == ANNOUNCEMENT}
+    damaged = {damage.folder for damage in scan.damage if damage.part == store.ANNOUNCEMENT}
     jobs = {part.job for index in scan.indexes for part in index.segments if part.folder in damaged}
     for job in sorted(jobs, key=lambda job: job.folder):
         with suppress(IntegrityError):
             if Job.read(objects, job.folder) == job:  # restored by another repair
                 continue
-        key = f"{job.folder}/{ANNOUNCEMENT}"
+        key = f"{job.folder}/{store.ANNOUNCEMENT}"
         objects.delete(key)
-        objects.put(key, seal(job.to_json()))
+        objects.put(key, store.seal(job.to_json()))
         yield f"{key} was restored from the manifest"
 
 
 def _remove_tables(objects: Objects, scan: Scan) -> Iterator[str]:
-    for folder in sorted({damage.folder for damage in scan.damage if damage.part == TABLES}):
-        remove_tables(objects, [folder])
+    for folder in sorted({damage.folder for damage in scan.damage if damage.part == store.TABLES}):
+        store.remove_tables(objects, [folder])
         yield f"the bucket tables of {folder} were removed: make them again with 'och tables {objects.url}'"
 
 
@@ -108,13 +93,13 @@ def _restore_bitmaps(objects: Objects, index: Index) -> Iterator[str]:
     """Put back the bitmaps whose rows are exactly those that a compaction dropped; their sha256 tells."""
     for entry in index.tombstones:
         try:
-            read_bitmap(objects, entry)
+            store.read_bitmap(objects, entry)
         except IntegrityError:
             with suppress(IntegrityError):  # the row numbers are damaged too
                 mask = _dropped_rows(index, entry)
-                if sha256(np.packbits(mask, bitorder="little").tobytes()) == entry.digest:
+                if store.sha256(np.packbits(mask, bitorder="little").tobytes()) == entry.digest:
                     objects.delete(entry.key)
-                    put_bitmap(objects, entry.number, mask, since=entry.since)
+                    store.put_bitmap(objects, entry.number, mask, since=entry.since)
                     yield f"{entry.key} was restored from the row numbers of the compacted codes"
 
 
@@ -130,11 +115,11 @@ def _dropped_rows(index: Index, entry: Tombstones) -> np.ndarray:
 
 def _corpus_for(index: Index, segment: IndexSegment, lost: int, url: str | None) -> Corpus:
     """The corpus that a segment was encoded from, of which so many chunks of codes are ``lost``."""
-    load_model(model_objects(index.url), index.model)
+    store.load_model(store.model_objects(index.url), index.model)
     where = f"{lost} chunks of {index.url}/{segment.folder}/codes have to be encoded again"
     given, url = url, url or str(index.corpus.get("url"))
     try:
-        corpus = open_corpus(url)
+        corpus = store.open_corpus(url)
     except OchError as error:
         raise IntegrityError(
             f"{where}, but their corpus cannot be opened ({error}); bring it back, or name a copy of it with --corpus"
@@ -170,9 +155,9 @@ def _next_generation(
         except (IntegrityError, ConflictError):
             continue
         vectors = None if corpus is None else corpus.ref
-        store = partial(repair_chunk, index.ref, index.segments.index(damaged), draft.job, vectors)
+        remake = partial(repair_chunk, index.ref, index.segments.index(damaged), draft.job, vectors)
         try:
-            run_job(objects, draft, store, context, verb="repair")
+            run_job(objects, draft, remake, context, verb="repair")
             claims.enter_context(claimed(objects, [draft.job]))
         except ConflictError:
             continue
@@ -192,7 +177,7 @@ def _next_generation(
 
 def _require_listed(index: Index, job: Job) -> None:
     """Stop when the damaged segment is no part of the newest version any more: then nothing is left to be done."""
-    if all(part.job != job for part in open_version(index.url).segments):
+    if all(part.job != job for part in store.open_version(index.url).segments):
         raise ConflictError(f"{job.folder} was replaced meanwhile; run 'och verify {index.url}'")
 
 
@@ -214,7 +199,7 @@ def repair_chunk(source: IndexRef, place: int, job: Job, corpus: CorpusRef | Non
                 f"chunk {chunk.number} of {segment.folder}/codes was damaged meanwhile; run 'och verify --repair' again"
             )
         codes = _encoded(index, job, corpus, np.arange(chunk.start, chunk.stop) if rows is None else rows)
-        if plain_crc(codes, job.spec) != stated:
+        if store.plain_crc(codes, job.spec) != stated:
             raise IntegrityError(
                 f"chunk {chunk.number} of {job.folder}/codes was made again and is not the one that was published, so "
                 "it was not stored: corpus or model are not what they were, or this package encodes otherwise; "
@@ -225,11 +210,16 @@ def repair_chunk(source: IndexRef, place: int, job: Job, corpus: CorpusRef | Non
 
 
 def _as_published(
-    index: Index, segment: IndexSegment, part: str, spec: ArraySpec, chunk: CodeChunk, stated: int
+    index: Index,
+    segment: IndexSegment,
+    part: str,
+    spec: ArraySpec,
+    chunk: CodeChunk,
+    stated: int,
 ) -> np.ndarray | None:
     """A chunk (m, width) of the damaged segment, None if it is not the one that was published."""
     prefix = f"{segment.folder}/{part}"
-    found = find_chunk(index.objects, prefix, chunk.number, stated=stated, nbytes=spec.stored_bytes)
+    found = store.find_chunk(index.objects, prefix, chunk.number, stated=stated, nbytes=spec.stored_bytes)
     return found.rows(spec, chunk.number) if found.fault is None else None
 
 
@@ -239,12 +229,12 @@ def _derived_rows(index: Index, segment: IndexSegment, chunk: CodeChunk) -> np.n
     every, spec = np.arange(chunk.start, chunk.stop, dtype="<i8"), segment.job.rows_spec
     low, high = spec.bounds(chunk.number)
     candidates = [every]
-    for number in reversed(version_numbers(index.objects)):
+    for number in reversed(store.version_numbers(index.objects)):
         with suppress(OchError):  # a damaged version or bitmap tells nothing
-            deleted = open_version(index.url, number).deleted(chunk.start, chunk.stop)
+            deleted = store.open_version(index.url, number).deleted(chunk.start, chunk.stop)
             candidates.append(every if deleted is None else every[~deleted])
     for rows in candidates:
-        if len(rows) == high - low and plain_crc(rows, spec) == segment.row_digests[chunk.number]:
+        if len(rows) == high - low and store.plain_crc(rows, spec) == segment.row_digests[chunk.number]:
             return rows
     raise IntegrityError(
         f"chunk {chunk.number} of {index.url}/{segment.folder}/rows is lost, and no version tells any more which rows "
@@ -255,7 +245,7 @@ def _derived_rows(index: Index, segment: IndexSegment, chunk: CodeChunk) -> np.n
 def _encoded(index: Index, job: Job, source: CorpusRef, rows: np.ndarray) -> np.ndarray:
     """Codes (m, bytes) of ``rows`` (m,) from their vectors, one stored block of these at a time."""
     corpus = source.open()
-    hasher = model_on_worker(model_objects(index.url).url, job.model)
+    hasher = store.model_on_worker(store.model_objects(index.url).url, job.model)
     codes = np.empty((len(rows), job.spec.width), np.uint8)
     try:
         for places, block in corpus.vectors_at(rows):
@@ -277,4 +267,4 @@ def _replaced(made: dict[Job, IndexSegment], current: Index | None) -> Index:
     if not any(part.job in made for part in current.segments):
         return current
     segments = tuple(made.get(part.job, part) for part in current.segments)
-    return next_version(current, segments, current.corpus, current.url)
+    return store.next_version(current, segments, current.corpus, current.url)

@@ -10,40 +10,13 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Annotated, TypeVar
 
+from och_dist import store
 from och_dist.cluster import map_tasks
 from och_dist.encode import CLAIMS, COLLECTED, checked_segment, clear_leftovers, named_jobs, not_held
 from och_dist.errors import BadInputError, IntegrityError, OchError, UsageError
 from och_dist.options import Jobs, Option, checked
 from och_dist.stage import Context, Report, Stopwatch
-from och_dist.store import (
-    ANNOUNCEMENT,
-    MODELS,
-    TABLES,
-    Corpus,
-    CorpusRef,
-    Index,
-    IndexSegment,
-    Job,
-    Objects,
-    StoredArray,
-    Tombstones,
-    Version,
-    find_chunk,
-    find_index,
-    is_address,
-    load_model,
-    model_objects,
-    open_corpus,
-    open_layout,
-    open_objects,
-    read_bitmap,
-    read_rows,
-    read_version,
-    table_arrays,
-    unseal,
-    version_key,
-    version_numbers,
-)
+from och_dist.store import Corpus, CorpusRef, Index, IndexSegment, Job, Objects, StoredArray, Tombstones, Version
 from och_dist.upkeep.repair import repair_index
 
 LISTED = 20
@@ -105,7 +78,7 @@ class Scan:
         for damage in self.damage:
             job, _, generation = damage.folder.removeprefix("segments/").partition(".")
             replaced = generation.isdigit() and int(generation) < newest.get(job, 0)
-            if replaced and damage.part != ANNOUNCEMENT:  # others than readers look at announcements
+            if replaced and damage.part != store.ANNOUNCEMENT:  # others than readers look at announcements
                 found.append(damage)
         return found
 
@@ -127,8 +100,8 @@ def noted(damage: list[Damage], place: str) -> Iterator[None]:
 
 def find_damage(path: str, context: Context) -> Scan:
     """Look at every version at ``path``, at all that they list, and at the jobs beside them."""
-    objects = open_objects(path)
-    numbers = version_numbers(objects)
+    objects = store.open_objects(path)
+    numbers = store.version_numbers(objects)
     damage = [
         Damage(f"versions {low + 1} to {high - 1} are missing", "versions")
         for low, high in pairwise(numbers)
@@ -136,23 +109,25 @@ def find_damage(path: str, context: Context) -> Scan:
     ]  # gc removes the oldest only
     opened: list[Version] = []
     for number in numbers:
-        with noted(damage, version_key(number)):
+        with noted(damage, store.version_key(number)):
             opened.append(open_any(path, number))
     indexes = [version for version in opened if isinstance(version, Index)]
     if not damage and indexes:
         damage += lost_jobs(objects)
     for model in sorted({index.model for index in indexes}):
-        with noted(damage, f"{MODELS}/{model}"):
-            load_model(model_objects(objects.url), model)
+        with noted(damage, f"{store.MODELS}/{model}"):
+            store.load_model(store.model_objects(objects.url), model)
     arrays = {array[0]: array for version in opened for array in version.arrays()}
     for index in indexes:
         for number, segment in enumerate(index.segments):
-            with noted(damage, f"{segment.folder}/{TABLES}"):  # none of them is looked at where a record is damaged
-                arrays |= {array[0]: array for array in table_arrays(index, number)}
+            with noted(
+                damage, f"{segment.folder}/{store.TABLES}"
+            ):  # none of them is looked at where a record is damaged
+                arrays |= {array[0]: array for array in store.table_arrays(index, number)}
             _check_job(objects, segment.job, damage)
     for prefix, spec, _ in arrays.values():
         with noted(damage, prefix):
-            open_layout(objects, prefix, spec)
+            store.open_layout(objects, prefix, spec)
     bitmaps = sorted({entry for index in indexes for entry in index.tombstones}, key=lambda entry: entry.key)
     damage += _compare(objects.url, list(arrays.values()), bitmaps, context)
     chunks = sum(len(digests) for _, _, digests in arrays.values())
@@ -162,8 +137,8 @@ def find_damage(path: str, context: Context) -> Scan:
 
 def open_any(path: str, number: int) -> Version:
     """A version of a corpus or of an index."""
-    objects = open_objects(path)
-    body = read_version(objects, number)
+    objects = store.open_objects(path)
+    body = store.read_version(objects, number)
     for kind in (Corpus, Index):
         if body.get("kind") == kind.kind:
             return kind.from_json(objects.url, body)
@@ -174,15 +149,16 @@ def open_any(path: str, number: int) -> Version:
 
 def _check_job(objects: Objects, job: Job, damage: list[Damage]) -> None:
     """The announcement of a job and its folded records."""
-    with noted(damage, f"{job.folder}/{ANNOUNCEMENT}"):
+    with noted(damage, f"{job.folder}/{store.ANNOUNCEMENT}"):
         if Job.read(objects, job.folder) != job:
             raise IntegrityError(
-                f"{job.folder}/{ANNOUNCEMENT} is missing or announces another job; 'och verify --repair' restores it"
+                f"{job.folder}/{store.ANNOUNCEMENT} is missing or announces another job; "
+                "'och verify --repair' restores it"
             )
     if job.stored_rows:
         ones = f"{job.folder}/ones"
         with noted(damage, ones):
-            read_rows(open_layout(objects, ones, job.ones_spec), 0, job.spec.n_chunks)
+            store.read_rows(store.open_layout(objects, ones, job.ones_spec), 0, job.spec.n_chunks)
 
 
 def _compare(url: str, arrays: Sequence[StoredArray], bitmaps: Sequence[Tombstones], context: Context) -> list[Damage]:
@@ -201,9 +177,9 @@ def _compare(url: str, arrays: Sequence[StoredArray], bitmaps: Sequence[Tombston
 
 def verify_chunks(url: str, task: tuple[str, Sequence[tuple[int, int]]]) -> list[Damage]:
     """The (number, checksum) of chunks of one array whose bytes are not those that were published, as faults."""
-    objects, damage, (prefix, chunks) = open_objects(url), [], task
+    objects, damage, (prefix, chunks) = store.open_objects(url), [], task
     for chunk, stated in chunks:
-        fault = find_chunk(objects, prefix, chunk, stated=stated).fault
+        fault = store.find_chunk(objects, prefix, chunk, stated=stated).fault
         if fault is not None:
             damage.append(Damage(f"chunk {chunk} of {prefix} {fault}", prefix, chunk))
     return damage
@@ -214,7 +190,7 @@ def verify_bitmaps(url: str, bitmaps: Sequence[Tombstones]) -> list[Damage]:
     damage: list[Damage] = []
     for entry in bitmaps:
         with noted(damage, entry.key):
-            read_bitmap(open_objects(url), entry)
+            store.read_bitmap(store.open_objects(url), entry)
     return damage
 
 
@@ -227,12 +203,12 @@ def lost_jobs(objects: Objects) -> list[Damage]:
     damage: list[Damage] = []
     suspects = {}
     for folder in (f"segments/{name}" for name in objects.folders("segments")):
-        with noted(damage, f"{folder}/{ANNOUNCEMENT}"):
+        with noted(damage, f"{folder}/{store.ANNOUNCEMENT}"):
             job = Job.read(objects, folder)
             if job is not None and _was_published(objects, job):
                 suspects[folder] = job.id
     listed: set[str] = set()
-    for number in version_numbers(objects):  # read after the jobs: one may have been published meanwhile
+    for number in store.version_numbers(objects):  # read after the jobs: one may have been published meanwhile
         listed |= open_any(objects.url, number).folders
     return damage + [
         Damage(f"job {job} was published, but no version lists it: a manifest is missing", "versions")
@@ -265,8 +241,8 @@ def verify(
     watch, context = Stopwatch("verify"), context or Context()
     if corpus is not None and not repair:
         raise UsageError("a corpus is needed for a repair only; add --repair, or leave out --corpus")
-    objects = open_objects(path)
-    if not version_numbers(objects):
+    objects = store.open_objects(path)
+    if not store.version_numbers(objects):
         return _verify_unversioned(watch, objects, context)
     scan, found = find_damage(path, context), 0
     mended: list[str] = []
@@ -302,10 +278,10 @@ def check_jobs(index: str, *, jobs: Jobs, context: Context | None = None) -> Rep
     Without jobs there is nothing to do: 'och verify' checks an index that does not change.
     """
     watch, context = Stopwatch("check"), context or Context()
-    objects = open_objects(index)
-    found = not_held(find_index(index), named_jobs(objects, jobs))
+    objects = store.open_objects(index)
+    found = not_held(store.find_index(index), named_jobs(objects, jobs))
     chunks = sum(len(checked_segment(objects, IndexSegment(job), context).digests) for job in found)
-    if found and version_numbers(objects):
+    if found and store.version_numbers(objects):
         try:
             chunks += verify(index, context=context).facts["chunks"]
         except IntegrityError as error:
@@ -335,7 +311,7 @@ def _remedies(scan: Scan, *, tried: bool) -> list[str]:
         return [_corpus_remedy(newest, faults)]
     remedies = []
     in_segments = [fault for fault in faults if fault.place.startswith("segments/")]
-    in_models = [fault.place for fault in faults if fault.place.startswith(f"{MODELS}/")]
+    in_models = [fault.place for fault in faults if fault.place.startswith(f"{store.MODELS}/")]
     if isinstance(newest, Index):
         older = [fault for fault in in_segments if fault.folder not in newest.folders]
         if not tried and len(older) < len(in_segments):
@@ -343,7 +319,7 @@ def _remedies(scan: Scan, *, tried: bool) -> list[str]:
         if older and newest.version > 1:
             remedies.append(f"What only older versions list goes with 'och gc {url} --keep 1'.")
     if in_models:
-        names = ", ".join(sorted({place.removeprefix(f"{MODELS}/") for place in in_models}))
+        names = ", ".join(sorted({place.removeprefix(f"{store.MODELS}/") for place in in_models}))
         remedies.append(f"A model is the same in every copy: bring {names} from where 'och train' put it.")
     if len(in_segments) + len(in_models) < len(faults) or not remedies:
         remedies.append("Restore these objects from a copy, or make them again.")
@@ -374,14 +350,14 @@ def _corpus_remedy(corpus: Corpus, faults: Sequence[Damage]) -> str:
 def _verify_unversioned(watch: Stopwatch, objects: Objects, context: Context) -> Report:
     """A store of models, an adopted Zarr array, or something of which nothing is published (any more)."""
     remedy = "Restore these objects from a copy, or make them again."
-    if models := [name for name in objects.folders("") if is_address(name)]:
+    if models := [name for name in objects.folders("") if store.is_address(name)]:
         damage: list[Damage] = []
         for name in models:
             with noted(damage, name):
-                load_model(objects, name)
+                store.load_model(objects, name)
         for key, _, _ in objects.list("trained"):
             with noted(damage, key):
-                unseal(objects.get(key), f"{objects.url}/{key}")
+                store.unseal(objects.get(key), f"{objects.url}/{key}")
         if damage:
             raise IntegrityError(f"{_listing(damage, objects.url)} {remedy}")
         return watch.report(path=objects.url, versions=[], chunks=0, models=len(models), damaged=0)
@@ -392,7 +368,7 @@ def _verify_unversioned(watch: Stopwatch, objects: Objects, context: Context) ->
             f"{objects.url} holds segments but no version: nothing was published yet, or its manifests are lost; "
             "run the command that makes it again"
         )
-    corpus = open_corpus(objects.url)
+    corpus = store.open_corpus(objects.url)
     parts = corpus.partitions()
     rows = map_tasks(partial(read_partition, corpus.ref), parts, client=context.client, name="read_partition")
     return watch.report(path=corpus.url, versions=[], chunks=len(parts), rows=sum(rows), damaged=0)
