@@ -51,7 +51,7 @@ def encode(
     index: str,
     *,
     model: Annotated[str, Option("The model folder that 'och train' printed.", metavar="PATH")],
-    chunk_rows: Annotated[int, Option("Rows per chunk of codes.", at_least=1)] = store.CHUNK_ROWS,
+    chunk_rows: Annotated[int, Option("Rows per chunk of codes.", at_least=1)] = CHUNK_ROWS,
     publish: Annotated[bool, Option("Make the result visible at the end.")] = True,
     expect_model: ExpectModel = None,
     context: Context | None = None,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from och_dist.encode import stage as encoding
+from och_dist import store
 from och_dist.encode.stage import encode, publish
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.evaluate.exact import truth
@@ -476,5 +476,5 @@ def test_in_a_bucket(s3: str, index: str, model: str) -> None:
 def encode_version(corpus: str, number: int, index: str, model: str) -> None:
     """Encode an older version of a corpus, as if it had not grown yet."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "open_corpus", lambda url, version=None: open_corpus(url, number))
+        patch.setattr(store, "open_corpus", lambda url, version=None: open_corpus(url, number))
         encode(corpus, index, model=model, chunk_rows=40)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from och_dist import store
 from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, ConflictError, IntegrityError, UsageError
 from och_dist.evaluate.exact import truth
@@ -20,7 +21,6 @@ from och_dist.evaluate.stage import evaluate
 from och_dist.search.stage import open_index
 from och_dist.store.index import open_version, remembered_bitmap
 from och_dist.store.model import split_model_path
-from och_dist.upkeep import housekeeping as upkeep
 from och_dist.upkeep.deletion import delete
 from och_dist.upkeep.housekeeping import gc, inspect, status
 from och_dist.upkeep.verification import verify
@@ -270,7 +270,7 @@ def test_a_delete_beside_two_collectors(index: str, monkeypatch: pytest.MonkeyPa
     delete(index, rows="1")
     with crash_at(2), pytest.raises(Crash):  # the bitmap is there, the version is not
         delete(index, rows="8")
-    look, times = getattr(upkeep, moment), []
+    look, times = getattr(store, moment), []
 
     def others_meanwhile(*args: Any) -> Any:
         found = look(*args)
@@ -281,7 +281,7 @@ def test_a_delete_beside_two_collectors(index: str, monkeypatch: pytest.MonkeyPa
                 delete(index, rows="8")
         return found
 
-    monkeypatch.setattr(upkeep, moment, others_meanwhile)
+    monkeypatch.setattr(store, moment, others_meanwhile)
     gc(index)
     monkeypatch.undo()
     assert len(times) > 1 or moment == "stored_bitmaps"
