@@ -14,7 +14,7 @@ from och_dist.cluster.connection import (
     warm,
     workers_of,
 )
-from och_dist.cluster.held_values import ask_values, begin_asking, hold_values
+from och_dist.cluster.held_values import FEW_THREADS, HeldValues
 from och_dist.cluster.outcome import answer_seconds
 from och_dist.cluster.tasks import (
     FAN_IN,

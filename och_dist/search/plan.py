@@ -27,9 +27,6 @@ from och_dist.store import Index, TablePartition, find_tables
 
 SearchMethod = Literal["auto", "flat", "multi-index"]
 
-LOAD_NANOSECONDS_PER_BYTE = 2.0
-"""Reading and laying out a byte of bucket tables (measured: 1.2 to 2.0, one thread)."""
-
 SAMPLE_CHUNKS = 8
 SAMPLE_ROWS = 1 << 16
 PROBES = 16
@@ -231,29 +228,26 @@ class Planner:
         if found.method == "flat" or saved <= 0:
             return False, f"a flat scan: {why}"
         self._missed += saved
-        loading = LOAD_NANOSECONDS_PER_BYTE * self._table_bytes / tabled
+        loading = self.capacity.load_nanoseconds * self._table_bytes / tabled
         if not self._loaded and self._missed < loading:
             took = f"loading the bucket tables takes {loading / 1e9:.2g} s, which this does not save"
             return False, f"a flat scan: {took}"
         return True, f"bucket tables: {why}"
 
     def predicted(self, question: Question, queries: QueryBatch, selection: Selection) -> Prediction:
-        """What the two ways cost; remembered, for other queries are as many codes away."""
-        if selection:
-            return self._predict(question, queries.codes, selection)
+        """What the two ways cost; remembered where all rows count, for other queries are as many codes away."""
         key = question, min(len(queries), 2)
-        if key not in self._predicted:
-            self._predicted[key] = self._predict(question, queries.codes, selection)
-        return self._predicted[key]
-
-    def _predict(self, question: Question, codes: np.ndarray, selection: Selection) -> Prediction:
-        sought, live_share = question.sought or {}, selection.share(self.index.rows)
+        if not selection and key in self._predicted:
+            return self._predicted[key]
+        sought, live_share = dict(question.sought or {}), selection.share(self.index.rows)
         if "k" in sought:
-            sought = {"k": max(1, round(sought["k"] / live_share))}
-        probes = np.unique(np.linspace(0, len(codes) - 1, min(PROBES, len(codes))).astype(int))
-        sample = Sample(self._sample, codes[probes], self.index.bits)
+            sought["k"] = max(1, round(sought["k"] / live_share))
+        probes = np.unique(np.linspace(0, len(queries) - 1, min(PROBES, len(queries))).astype(int))
+        sample = Sample(self._sample, queries.codes[probes], self.index.bits)
         tables = [(part.rows, part.substrings) for part in self.partitions]
-        found = predict(sample, tables, n_queries=len(codes), k=sought.get("k"), radius=sought.get("radius", 0))
+        found = predict(sample, tables, n_queries=len(queries), costs=self.capacity.costs, **sought)
+        if not selection:
+            self._predicted[key] = found
         return replace(found, flat=found.flat * live_share) if FEW_LIVE * live_share < 1 else found
 
     def _sentence(self, found: Prediction, question: Question) -> str:
