@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from och_dist.errors import UsageError
 from och_dist.kernels import asymmetric, hamming
 from och_dist.kernels.euclidean import exact_distances
 from och_dist.methods.base import Hasher
-from och_dist.options import Option, declared
 from och_dist.stage import Context
 from och_dist.store import Corpus, CorpusRef, Index, Neighbors, RadiusNeighbors
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 Ranking = Literal["hamming", "asymmetric", "spherical"]
 RerankBy = Literal["euclidean", "asymmetric"]
+RANKINGS, RERANKINGS = get_args(Ranking), get_args(RerankBy)
 
 NearestPart = tuple[np.ndarray, np.ndarray]
 RadiusPart = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -127,15 +127,18 @@ class Nearest(Question):
     ordered anew by their vectors in the corpus (euclidean) or by asymmetric distance. ``ids`` adds the corpus' own ids.
     """
 
-    k: Annotated[int, Option(at_least=1)] = 100
+    k: int = 100
     ranking: Ranking = "hamming"
     rerank: int | None = None
     rerank_by: RerankBy = "euclidean"
     ids: bool = False
 
     def __post_init__(self) -> None:
-        for name, field in declared(type(self)).items():
-            field.check_range(getattr(self, name))
+        if self.k < 1:
+            raise UsageError(f"k={self.k}; use at least 1")
+        for name, value, known in (("ranking", self.ranking, RANKINGS), ("rerank_by", self.rerank_by, RERANKINGS)):
+            if value not in known:
+                raise UsageError(f"{name}={value!r}; use one of {', '.join(known)}")
         if self.rerank is not None and self.rerank < self.k:
             raise UsageError(f"{self.rerank} candidates cannot be re-ranked to {self.k} neighbours; use at least k")
         if self.rerank_by == "asymmetric" and self.ranking != "hamming":

@@ -111,7 +111,7 @@ def test_a_training_and_a_search(client: Any, reference: Reference, tmp_path: Pa
         with open_index(str(reference.index), threads=1) as searcher:  # what is said counts, wherever it is done
             for _ in range(2):
                 searcher.search(queries, k=3)
-    found = ended(client, "train and search", scan_partition=20)
+    found = ended(client, "train and search", take_rows=20)
     trained, searched = found["train"], found["search"]
     assert [step for step, _ in trained["loss"]] == [*range(PARAMS["max_iter"])]
     assert trained["loss"][-1][1] == made.facts["last_loss"]
@@ -121,7 +121,7 @@ def test_a_training_and_a_search(client: Any, reference: Reference, tmp_path: Pa
     assert values == sorted(values, reverse=True)
     assert trained["exact_inertia"] == pytest.approx(values[-1], rel=0.2)
     assert found["stage"]["finished"][0]["stage"] == "train"
-    assert found["totals"]["scan_partition"]["rows"] == ROWS
+    assert found["totals"]["take_rows"]["rows"] == ROWS
     assert (searched["queries"], searched["batches"]) == (80, 2)
     assert 0 < searched["p50_seconds"] <= searched["p95_seconds"]
 
