@@ -97,7 +97,7 @@ class HeldValues:
             answers: dict[str, Any] = {}
             with contextlib.suppress(OSError, TimeoutError, asyncio.CancelledError):
                 answers = asked()
-            parts = complete(answers, list(wanted), one_each=merge_there is None)
+            parts = complete(answers, list(wanted))
             if parts is not None:
                 return merge(parts)
             self.disturbed = True
@@ -133,17 +133,16 @@ class HeldValues:
         return answer
 
 
-def complete(answers: dict[str, Any], keys: Sequence[str], *, one_each: bool) -> list[Any] | None:
-    """The answers of all workers, in the order of ``keys`` where each value answers for itself.
+def complete(answers: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:
+    """The answers of all workers in the order of ``keys``, those of their first values.
 
     None when a value is not in place, its worker is lost, or it would be counted twice.
     """
-    found = [part for answer in answers.values() if not isinstance(answer, Exception) for part in answer]
-    if one_each:
-        by_key = {key: value for (key,), value in found}
-        return [unwrap(by_key[key]) for key in keys] if len(by_key) == len(keys) else None
-    once = sorted(key for part, _ in found for key in part) == sorted(keys)
-    return [unwrap(value) for _, value in found] if once else None
+    parts = [part for answer in answers.values() if not isinstance(answer, Exception) for part in answer]
+    found = {tuple(own): value for own, value in parts}
+    if sorted(key for own in found for key in own) != sorted(keys):
+        return None
+    return [unwrap(found[own]) for own in sorted(found, key=lambda own: keys.index(own[0]))]
 
 
 async def answer_out_of_band(

@@ -53,24 +53,18 @@ class Capacity:
     threads: int
     memory: int
     workers: int = 0
-
     costs: Costs = COSTS
     load_nanoseconds: float = 2.0
     """Reading and laying out a byte of bucket tables (measured: 1.2 to 2.0, one thread)."""
-
     partition_bytes: int = 256 << 20
     copied_bytes: int = 64 << 20
     """An index of at most so many bytes is held whole by every worker."""
-
     few_rows: int = 1 << 22
     """A single query of fewer codes is not shared among threads."""
-
     few_queries: int = 64
     """So many queries at least make it worth while to ask another copy."""
-
     most_pairs: int = 1 << 36
     """Queries times codes that held codes are asked at a time, some seconds of work: then there is progress to tell."""
-
     least_queries: int = 256
     """So many share one pass over the codes anyway."""
 
