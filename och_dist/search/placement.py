@@ -284,8 +284,7 @@ class HeldOnWorkers(Held):
     ) -> None:
         super().__init__(index, partitions, capacity)
         self.copies, self._turn = copies, itertools.count()
-        self._hold: Any = partial(cluster.HeldValues, client=capacity.client)
-        self._held = self._hold(load_partition, partitions, name="hold_codes")
+        self._held = cluster.HeldValues(load_partition, partitions, client=capacity.client, name="hold_codes")
         self._selected: dict[Selection, cluster.HeldValues] = {}
 
     def _live(self, selection: Selection) -> cluster.HeldValues:
@@ -297,7 +296,9 @@ class HeldOnWorkers(Held):
                 parts = [selection.within(part.start, part.stop) for part in self.partitions]
                 for oldest in list(self._selected)[: 1 - KEPT_SELECTIONS]:
                     del self._selected[oldest]
-                self._selected[selection] = self._hold(HeldCodes.selected, self._held, parts, name="select_codes")
+                self._selected[selection] = cluster.HeldValues(
+                    HeldCodes.selected, self._held, parts, client=self._held.client, name="select_codes"
+                )
             return self._selected[selection]
 
     def _start_piece(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:

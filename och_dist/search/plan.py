@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from math import comb, inf, log
 from typing import Any, Literal, get_args
 
@@ -61,7 +61,6 @@ class Sample:
     codes: np.ndarray
     queries: np.ndarray
     n_bits: int
-    _steps: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     @cached_property
     def distances(self) -> np.ndarray:
@@ -92,22 +91,21 @@ class Sample:
     def steps(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Each step of a search by tables of ``count`` substrings, nearest first: look-ups (steps,), and the share of
         the codes that lie in the buckets (q, steps)."""
-        if count not in self._steps:
-            tables = []
-            for start, width in zip(*cut_bits(self.n_bits, count), strict=True):
-                codes, queries = (read_substring(code_words(part), start, width) for part in (self.codes, self.queries))
-                distances = np.bitwise_count(queries[:, None] ^ codes)
-                found = np.stack([np.bincount(own, minlength=width + 1) for own in distances])
-                tables.append((int(width), found / max(1, len(codes))))
-            places = [divmod(step, count) for step in range(self.n_bits + 1)]
-            lookups = np.array([comb(tables[a][0], weight) for weight, a in places], float)
-            shares = np.stack([tables[a][1][:, weight] for weight, a in places], axis=1)
-            self._steps[count] = lookups, shares
-        return self._steps[count]
+        tables = []
+        for start, width in zip(*cut_bits(self.n_bits, count), strict=True):
+            codes, queries = (read_substring(code_words(part), start, width) for part in (self.codes, self.queries))
+            distances = np.bitwise_count(queries[:, None] ^ codes)
+            found = np.stack([np.bincount(own, minlength=width + 1) for own in distances])
+            tables.append((int(width), found / max(1, len(codes))))
+        places = [divmod(step, count) for step in range(self.n_bits + 1)]
+        lookups = np.array([comb(tables[a][0], weight) for weight, a in places], float)
+        return lookups, np.stack([tables[a][1][:, weight] for weight, a in places], axis=1)
 
-    def table_cost(self, count: int, rows: int, reach: np.ndarray, k: int | None, costs: Costs) -> np.ndarray:
+    def table_cost(
+        self, steps: tuple[np.ndarray, np.ndarray], rows: int, reach: np.ndarray, k: int | None, costs: Costs
+    ) -> np.ndarray:
         """(q,) nanoseconds of queries that must look as far as ``reach`` (q,) in tables of ``rows`` codes."""
-        lookups, shares = self.steps(count)
+        lookups, shares = steps
         # A search ends with the first step at or beyond the k-th distance; one between two distances goes part way.
         taken = np.clip(reach[:, None] + 1.0 - np.arange(self.n_bits + 1), 0.0, 1.0)
         lookups, met = taken * lookups, taken * shares * rows
@@ -136,7 +134,7 @@ def predict(
     in order; each begins with the k-th distance of those before.
     """
     flat, multi, reach = np.zeros((3, len(sample.queries)))
-    seen = 0
+    steps, seen = cache(sample.steps), 0
     for rows, substrings in tables:
         seen += rows
         reach = np.full(len(flat), float(radius)) if k is None else sample.expected_distance(k, seen)
@@ -145,7 +143,7 @@ def predict(
         if substrings == 0:
             multi += scan
             continue
-        spent = sample.table_cost(substrings, rows, reach, k, costs)
+        spent = sample.table_cost(steps(substrings), rows, reach, k, costs)
         allowed = ALLOWANCE * costs.of_scan(sample.n_bits, rows)
         multi += costs.query + np.where(spent <= allowed, spent, allowed + scan)
     return Prediction(float(flat.mean()), float(multi.mean()), float(reach.mean()))
