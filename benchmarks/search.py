@@ -34,8 +34,8 @@ from numba import njit
 
 from benchmarks.made_index import write_index
 from och_dist import LSH, OCH
+from och_dist.cluster import describe_machine
 from och_dist.cluster.connection import ClusterOptions, connect
-from och_dist.cluster.machine import describe_machine
 from och_dist.kernels.gistlike import gist_rows
 from och_dist.kernels.simd import popcount
 from och_dist.methods.base import Hasher

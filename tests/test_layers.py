@@ -28,8 +28,8 @@ ROOMS: dict[str, set[str]] = {
     "methods": {"numpy", "scipy", "numba", "sklearn", "threadpoolctl"},
     "store": {"numpy", "scipy", "zarr", "obstore", "google_crc32c", "numcodecs", "pyarrow"},
     "sources": {"numpy", "scipy", "zarr", "h5py", "pyarrow"},
+    "worker": {"distributed", "numpy", "threadpoolctl"},
     "cluster": {"dask", "distributed", "threadpoolctl", "llvmlite", "numpy"},
-    "worker": set(),
     "stage": set(),
     "report": {"numpy", "scipy", "bokeh", "jinja2"},
     "ingest": {"numpy"},
@@ -97,26 +97,19 @@ def test_a_room_knows_only_the_rooms_before_it_and_comes_in_by_the_door(path: Pa
             assert ORDER.index(other) < ORDER.index(room), f"{module} imports {imported}, a room after its own"
             if room in USES and other in USES:
                 assert other in KNOWS.get(room, ()), f"{module} imports {imported}: {room} does not know {other}"
-            assert other in OPEN or imported.count(".") == 1 or room == "worker", (
-                f"{module} imports {imported}: not by the door"
-            )
+            assert other in OPEN or imported.count(".") == 1, f"{module} imports {imported}: not by the door"
         elif top not in sys.stdlib_module_names and top != "och_dist" and not typing_only:
             assert top in ROOMS[room], f"{module} imports {top}, which {room} may not"
 
 
-def used_of(folder: str, path: Path) -> set[str]:
-    """What a file takes of a room: names that it imports, and those it reaches as ``store.name``."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == f"och_dist.{folder}":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == folder and room_is_imported(folder, path):
-            found.add(node.attr)
+def names_taken(path: Path, folder: str) -> set[str]:
+    """What a file uses of a room: by ``from och_dist.room import name``, or as ``room.name``."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    found = {alias.name for node in imports if node.module == f"och_dist.{folder}" for alias in node.names}
+    if folder in {alias.name for node in imports if node.module == "och_dist" for alias in node.names}:
+        found |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == folder}
     return found
-
-
-def room_is_imported(folder: str, path: Path) -> bool:
-    return (f"och_dist.{folder}", False) in imports(path)
 
 
 @pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder not in OPEN])
@@ -128,7 +121,7 @@ def test_a_door_says_what_others_may_use(folder: str) -> None:
     assert not names & {path.stem for path in (PACKAGE / folder).glob("*.py")}
     for name in names:
         assert not isinstance(getattr(door, name), ModuleType), name
-    used = {name for path in FILES if path.parent.name != folder for name in used_of(folder, path)}
+    used = {name for path in FILES if path.parent.name != folder for name in names_taken(path, folder)}
     public = (
         {"open_index", "open_corpus"}
         if folder in ("search", "store")

@@ -14,8 +14,7 @@ from typing import Any
 import dask
 import pytest
 
-from och_dist import settings, stop
-from och_dist.cluster import worker
+from och_dist import settings, stop, worker
 from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.errors import UsageError
 from tests.support.command import och

@@ -20,14 +20,14 @@ Range = tuple[int, int]
 
 def one_blas_thread() -> None:
     """One thread for BLAS in a process of the pool, as on a worker."""
-    from och_dist.cluster.worker import limit_threads
+    from och_dist.worker import limit_threads
 
     limit_threads()
 
 
 def warm() -> None:
     """Compile and import what both sides use, outside of any measurement."""
-    from och_dist.cluster.worker import warm_kernels
+    from och_dist.worker import warm_kernels
 
     warm_kernels()
 

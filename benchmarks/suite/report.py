@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.suite.ground import SUITES
 from benchmarks.suite.measure import Figure, Goal, Outcome
-from och_dist.cluster.machine import describe_machine
+from och_dist.cluster import describe_machine
 
 PEERS = ("faiss-cpu", "dask-ml")
 

@@ -7,49 +7,26 @@ from och_dist.cluster.connection import (
     check_memory,
     connect,
     dashboard_link,
+    describe_machine,
     observe,
     thread_shares,
+    usable_cores,
     warm,
     workers_of,
 )
-from och_dist.cluster.dask_arrays import (
+from och_dist.cluster.held_values import FEW_THREADS, HeldValues
+from och_dist.cluster.outcome import answer_seconds
+from och_dist.cluster.tasks import (
+    FAN_IN,
     collections_on,
     first_rows,
+    map_tasks,
+    merge_here,
+    reduce_in_pieces,
     reduce_rows,
+    reduce_tasks,
     scan_rows,
+    scan_tasks,
     shared_value,
     stack_rows,
 )
-from och_dist.cluster.held_values import ask_values, begin_asking, hold_values
-from och_dist.cluster.machine import describe_machine, usable_cores
-from och_dist.cluster.outcome import answer_seconds
-from och_dist.cluster.tasks import FAN_IN, map_tasks, merge_here, reduce_in_pieces, reduce_tasks, scan_tasks
-
-__all__ = [
-    "FAN_IN",
-    "ClusterOptions",
-    "answer_seconds",
-    "ask_values",
-    "begin_asking",
-    "check_memory",
-    "collections_on",
-    "connect",
-    "dashboard_link",
-    "describe_machine",
-    "first_rows",
-    "hold_values",
-    "map_tasks",
-    "merge_here",
-    "observe",
-    "reduce_in_pieces",
-    "reduce_rows",
-    "reduce_tasks",
-    "scan_rows",
-    "scan_tasks",
-    "shared_value",
-    "stack_rows",
-    "thread_shares",
-    "usable_cores",
-    "warm",
-    "workers_of",
-]

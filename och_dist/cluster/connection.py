@@ -1,4 +1,5 @@
-"""Where the work runs: on a scheduler that runs already, on a local cluster of our own, or in this process."""
+"""Where the work runs: on a scheduler that runs already, on a local cluster of our own, or in this process; and what
+there is to work with: workers, their memory, and what a process has."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import gc
 import json
 import math
 import os
+import platform
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any
 
 from och_dist import settings
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
 LOCAL = ("workers", "threads", "memory_limit")
 UNLIMITED = 2 << 30
+PACKAGES = ("och-dist", "numpy", "scipy", "numba", "dask", "distributed", "zarr", "scikit-learn")
 
 
 @dataclass(frozen=True)
@@ -132,14 +136,10 @@ def observe(options: ClusterOptions) -> Iterator[Client]:
     settings.apply()
     patience = settings.seconds("connect-timeout")
     address, certificates = _checked_address(options, patience)
+    security = certificates.security() if certificates else None
     client, reason = None, ""
     try:
-        client = Client(
-            address,
-            timeout=patience,
-            set_as_default=False,
-            security=certificates.security() if certificates else None,
-        )
+        client = Client(address, timeout=patience, set_as_default=False, security=security)
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
         reason = str(error)
     if client is None:
@@ -200,7 +200,7 @@ def _address(scheduler: str) -> str:
 def _local(options: ClusterOptions) -> Iterator[Client]:
     from distributed import Client, LocalCluster
 
-    from och_dist.cluster.worker import leave_interrupts_to_driver
+    from och_dist.worker import leave_interrupts_to_driver
 
     settings.apply()
     workers, limit = options.workers or 1, options.memory_limit
@@ -235,7 +235,7 @@ def _local(options: ClusterOptions) -> Iterator[Client]:
 
 def _prepare(client: Client, count: int) -> None:
     """Wait for ``count`` workers, then check and limit every worker, also those that join later."""
-    from och_dist.cluster.worker import PrepareWorker
+    from och_dist.worker import PrepareWorker
 
     address, patience = client.scheduler.address, settings.seconds("workers-timeout")
     try:
@@ -257,7 +257,7 @@ def _prepare(client: Client, count: int) -> None:
 def warm(client: Client | None) -> None:
     """Let the workers compile all kernels beside the first stages of a long job."""
     if client is not None:
-        from och_dist.cluster.worker import WarmKernels
+        from och_dist.worker import WarmKernels
 
         client.register_plugin(WarmKernels())
 
@@ -277,8 +277,6 @@ def dashboard_link(client: Client | None) -> str | None:
 
 def check_memory(client: Client | None, task_bytes: int, what: str) -> None:
     """Refuse work whose one task cannot fit a worker, before anything starts."""
-    if client is None:
-        return
     for worker in workers_of(client):
         limit, threads = worker.get("memory_limit") or 0, worker.get("nthreads") or 1
         if limit and task_bytes * threads > limit * 0.7:
@@ -294,12 +292,48 @@ def thread_shares(client: Client | None) -> list[int]:
     2 GiB are assumed of a worker without a limit.
     """
     shares: list[int] = []
-    for worker in [] if client is None else workers_of(client):
+    for worker in workers_of(client):
         threads = worker.get("nthreads") or 1
         shares += [(worker.get("memory_limit") or UNLIMITED) // threads] * threads
     return shares or [UNLIMITED]
 
 
-def workers_of(client: Client) -> list[dict[str, Any]]:
-    """What the scheduler knows of each worker."""
-    return list(client.scheduler_info(n_workers=-1)["workers"].values())
+def workers_of(client: Client | None) -> list[dict[str, Any]]:
+    """What the scheduler knows of each worker; no workers without a cluster."""
+    return [] if client is None else list(client.scheduler_info(n_workers=-1)["workers"].values())
+
+
+def describe_machine() -> dict[str, Any]:
+    """Facts about the process that calls this, which may be a worker."""
+    import llvmlite.binding
+    import threadpoolctl
+    from distributed.system import MEMORY_LIMIT
+
+    import och_dist.kernels.moments  # noqa: F401  (brings the BLAS of SciPy, which is to be counted too)
+
+    pools = threadpoolctl.threadpool_info()
+    return {
+        "host": platform.node(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "cores": usable_cores(),
+        "memory": int(MEMORY_LIMIT),
+        "blas": sorted({f"{pool['internal_api']} {pool['version']}" for pool in pools}),
+        "blas_threads": max((int(pool["num_threads"]) for pool in pools), default=1),
+        "processor": llvmlite.binding.get_host_cpu_name(),
+        "fast_counts": bool(llvmlite.binding.get_host_cpu_features().get("avx512vpopcntdq")),
+    }
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on; a container may have fewer than the machine."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"

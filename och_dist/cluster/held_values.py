@@ -1,14 +1,18 @@
 """Values that stay on the workers: made once, asked often. A lost one is made again by Dask, from the same task.
 
-Two ways to ask: in one trip past the queues of the workers, which is fast and repeats nothing, and as tasks, which
+They are asked in one trip past the queues of the workers, which is fast and repeats nothing; or else as tasks, which
 get their answer whatever happens meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from operator import is_
+from typing import TYPE_CHECKING, Any
 
 from och_dist.cluster.outcome import Watch, begin, catch, merged, retries, unique, unwrap, wait_for
 from och_dist.cluster.tasks import merge_tree
@@ -16,59 +20,133 @@ from och_dist.cluster.tasks import merge_tree
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-T = TypeVar("T")
-Function = Callable[[Any, Any], Any]
+Answer = Callable[[], Any]
+Function = Callable[..., Any]
 Merge = Callable[[Sequence[Any]], Any]
 
 SMALL_BYTES = 4 << 20
+FEW_THREADS = 32
+"""Up to so many threads of workers answer this process at once; answers of more are merged on the way, by tasks."""
 
 
-def hold_values(function: Callable[..., Any], *arguments: Sequence[Any], client: Client, name: str) -> list[Future]:
-    """``function(task)`` of every task, or ``function(value, task)`` of values held before, as ``map`` would call it;
-    kept on the workers as long as the futures are.
+class HeldValues:
+    """``function`` of each of some arguments, as ``map`` would call it; kept on the workers until :meth:`forget`.
+
+    They are made when they are first asked, and anew when they were forgotten since. One of the arguments may be other
+    held values, of which these are made.
 
     Idle workers get one each. No worker is asked for by name: a task that waits for one while there is none at all
     would wait for ever, for those that come later have other names.
     """
-    count, token = len(arguments[0]), unique(name)
-    keys = [f"{token}-{number}" for number in range(count)]
-    return client.map(catch, [function] * count, *arguments, key=keys, pure=False, retries=retries())
+
+    def __init__(self, function: Function, *arguments: Any, client: Client, name: str) -> None:
+        self.function, self.arguments, self.client, self.name = function, arguments, client, name
+        self.disturbed = False  # a worker was lost since they are held
+        self._lock = threading.Lock()
+        self._futures: list[Future] = []
+        self._made_of: list[Any] = []
+
+    def futures(self) -> list[Future]:
+        with self._lock:
+            arguments = [part.futures() if isinstance(part, HeldValues) else part for part in self.arguments]
+            if not self._futures or not all(map(is_, arguments, self._made_of)):
+                count, token = len(arguments[0]), unique(self.name)
+                keys = [f"{token}-{number}" for number in range(count)]
+                made = self.client.map(
+                    catch, [self.function] * count, *arguments, key=keys, pure=False, retries=retries()
+                )
+                self._futures, self._made_of = made, arguments
+            return self._futures
+
+    def forget(self) -> None:
+        """Let go of the values, and of those of which they are made."""
+        with self._lock:
+            self._futures, self._made_of, self.disturbed = [], [], False
+        for part in self.arguments:
+            if isinstance(part, HeldValues):
+                part.forget()
+
+    def ask(
+        self,
+        function: Function,
+        payloads: Sequence[Any],
+        merge: Merge,
+        *,
+        name: str,
+        places: Sequence[int] | None = None,
+        threads: int = 1,
+    ) -> Answer:
+        """Start ``merge`` over ``function(value, payload)`` of all values, or those at ``places``; what is returned
+        waits for it. The workers have so many ``threads``.
+
+        Of all values each thread of a worker answers several in turn, as ``function(value, payload, so_far)`` from the
+        second on, and sends one merged answer.
+        """
+        futures = self.futures()
+        held = futures if places is None else [futures[place] for place in places]
+        ask_by_tasks = partial(self._ask_by_tasks, function, held, payloads, merge, name)
+        if threads > FEW_THREADS or not all(future.done() for future in held):
+            return ask_by_tasks()
+        # After a loss two workers may hold one value for a while: then each value answers for itself.
+        merge_there = merge if places is None and not self.disturbed else None
+        wanted = {future.key: payload for future, payload in zip(held, payloads, strict=True)}
+        ask_all = self.client._run(answer_out_of_band, function, wanted, merge_there, on_error="return")
+        asked = begin(ask_all, Watch(self.client))
+
+        def answer() -> Any:
+            answers: dict[str, Any] = {}
+            with contextlib.suppress(OSError, TimeoutError, asyncio.CancelledError):
+                answers = asked()
+            parts = complete(answers, list(wanted))
+            if parts is not None:
+                return merge(parts)
+            self.disturbed = True
+            return ask_by_tasks()()
+
+        return answer
+
+    def _ask_by_tasks(
+        self, function: Function, held: Sequence[Future], payloads: Sequence[Any], merge: Merge, name: str
+    ) -> Answer:
+        """Payloads travel inside the tasks where they are small, otherwise once to each worker."""
+        from dask import delayed
+
+        token = unique(name)
+        sent = {id(payload): payload for payload in payloads}
+        if sum(payload.nbytes for payload in payloads) > SMALL_BYTES:
+            sent = {key: delayed(value, name=f"payload_{token}-{key}", traverse=False) for key, value in sent.items()}
+        ask = delayed(catch, pure=False)
+        answers = [
+            ask(function, future, sent[id(payload)], dask_key_name=f"{token}-{number}")
+            for number, (future, payload) in enumerate(zip(held, payloads, strict=True))
+        ]
+        (root,) = merge_tree(answers, merge, token)
+        future, watch = self.client.compute(root, retries=retries()), Watch(self.client)
+
+        def answer() -> Any:
+            try:
+                return unwrap(wait_for(future, watch))
+            except BaseException:
+                self.forget()  # what could not be made is not kept
+                raise
+
+        return answer
 
 
-def ask_values(
-    function: Callable[..., Any],
-    held: Sequence[Future],
-    payloads: Sequence[Any],
-    *,
-    client: Client,
-    merge: Merge | None = None,
-) -> Callable[[], list[Any] | None]:
-    """Start ``function(value, payload)`` of held values in one trip to the workers that hold them, past their queues.
+def complete(answers: dict[str, Any], keys: Sequence[str]) -> list[Any] | None:
+    """The answers of all workers in the order of ``keys``, those of their first values.
 
-    What is returned waits for the answers; None when a value is not in place, or its worker is lost. With ``merge``
-    each thread of a worker answers its values in turn, as ``function(value, payload, so_far)`` from the second on, and
-    sends one merged answer, so that there are as many answers as threads.
+    None when a value is not in place, its worker is lost, or it would be counted twice.
     """
-    wanted = {future.key: payload for future, payload in zip(held, payloads, strict=True)}
-    asked = begin(client._run(answer_out_of_band, function, wanted, merge, on_error="return"), Watch(client))
-
-    def finish() -> list[Any] | None:
-        try:
-            answers = asked()
-        except (OSError, TimeoutError, asyncio.CancelledError):
-            return None
-        found = [part for answer in answers.values() if not isinstance(answer, Exception) for part in answer]
-        keys = [key for part, _ in found for key in part]
-        if merge is not None:  # a value that two workers hold would be counted twice
-            return [unwrap(value) for _, value in found] if sorted(keys) == sorted(wanted) else None
-        by_key = dict(zip(keys, (value for _, value in found), strict=True))
-        return [unwrap(by_key[key]) for key in wanted] if len(by_key) == len(wanted) else None
-
-    return finish
+    parts = [part for answer in answers.values() if not isinstance(answer, Exception) for part in answer]
+    found = {tuple(own): value for own, value in parts}
+    if sorted(key for own in found for key in own) != sorted(keys):
+        return None
+    return [unwrap(found[own]) for own in sorted(found, key=lambda own: keys.index(own[0]))]
 
 
 async def answer_out_of_band(
-    function: Callable[..., Any], wanted: dict[str, Any], merge: Merge | None, dask_worker: Any = None
+    function: Function, wanted: dict[str, Any], merge: Merge | None, dask_worker: Any = None
 ) -> list[tuple[list[str], Any]]:
     """(keys, answer) from those values that this worker holds, by the threads it has for tasks."""
     loop, threads = asyncio.get_running_loop(), dask_worker.executors["default"]
@@ -80,7 +158,7 @@ async def answer_out_of_band(
     return list(zip(chains, await asyncio.gather(*answers), strict=True))
 
 
-def _in_turn(function: Callable[..., Any], merge: Merge | None, pairs: Sequence[tuple[Any, Any]]) -> Any:
+def _in_turn(function: Function, merge: Merge | None, pairs: Sequence[tuple[Any, Any]]) -> Any:
     """The merged answer of some values, each of which hears of those before it."""
     (value, payload), *others = pairs
     best = catch(function, value, payload)
@@ -88,33 +166,3 @@ def _in_turn(function: Callable[..., Any], merge: Merge | None, pairs: Sequence[
         part = catch(function, value, payload, best)
         best = part if merge is None else merged(merge, [best, part])
     return best
-
-
-def begin_asking(
-    function: Function,
-    held: Sequence[Future],
-    payloads: Sequence[Any],
-    merge: Merge,
-    *,
-    client: Client,
-    name: str,
-    nbytes: int,
-) -> Callable[[], Any]:
-    """Start ``merge`` over ``function(value, payload)`` of every held value as tasks; what is returned waits for it.
-
-    Payloads of together about ``nbytes`` travel inside the tasks where that is little, otherwise once to each worker.
-    """
-    from dask import delayed
-
-    token = unique(name)
-    sent = {id(payload): payload for payload in payloads}
-    if nbytes > SMALL_BYTES:
-        sent = {key: delayed(value, name=f"payload_{token}-{key}", traverse=False) for key, value in sent.items()}
-    ask = delayed(catch, pure=False)
-    answers = [
-        ask(function, future, sent[id(payload)], dask_key_name=f"{token}-{number}")
-        for number, (future, payload) in enumerate(zip(held, payloads, strict=True))
-    ]
-    (root,) = merge_tree(answers, merge, token)
-    future, watch = client.compute(root, retries=retries()), Watch(client)
-    return lambda: unwrap(wait_for(future, watch))

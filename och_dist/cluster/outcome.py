@@ -1,7 +1,8 @@
-"""What became of a task: its value, an error of ours, or an accident; and how long to wait for it.
+"""What becomes of a task: its value, an error of ours, or an accident; how long to wait for it, and what it tells.
 
 Errors of ours raised in a task arrive as they were. Accidents are tried again (``och.retries``) and then become
 :class:`IncompleteError`. A cluster without workers or without a scheduler ends in :class:`ClusterError`.
+Where somebody listens, tasks tell the scheduler when they begin and end, with what they worked through.
 """
 
 from __future__ import annotations
@@ -13,18 +14,25 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from och_dist import settings
+import numpy as np
+
+from och_dist import events, settings
 from och_dist.errors import ClusterError, IncompleteError, OchError
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
 T = TypeVar("T")
+Mark = tuple[str, int]
 
 POLL_SECONDS = 2.0
+SEND_SECONDS = 0.1
+"""In which the events of a worker are gathered before they are sent."""
+
+ERROR_LENGTH = 300
 
 
 def retries() -> int:
@@ -226,3 +234,84 @@ def watched(client: Client) -> Iterator[None]:
         raise ours from error
     finally:
         over.set()
+
+
+class Trace:
+    """The tasks of one graph as an operator sees them: ``count`` tasks, in the places that ``inherited`` leaves free.
+
+    Without a listener, or for a graph that shows no progress, marks are None and tasks tell nothing.
+    """
+
+    def __init__(self, name: str, count: int, *, shown: bool, inherited: Collection[int] = ()) -> None:
+        self.token = unique(name)
+        self.active = shown and events.heard()
+        if self.active:
+            events.say("tasks", token=self.token, name=name, count=count, inherited=_ranges(inherited))
+
+    def mark(self, number: int) -> Mark | None:
+        return (self.token, number) if self.active else None
+
+    def end(self, *, done: bool) -> None:
+        """All tasks are done, or no more will be."""
+        if self.active:
+            events.say("tasks_end", token=self.token, done=done)
+
+
+def _ranges(numbers: Collection[int]) -> list[list[int]]:
+    """[[first, last + 1], ...] of ascending runs."""
+    ordered = np.sort(np.fromiter(numbers, np.int64, len(numbers)))
+    runs = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
+    return [[int(run[0]), int(run[-1]) + 1] for run in runs if len(run)]
+
+
+def traced(mark: Mark | None, function: Callable[..., T], *args: Any) -> T | Failure:
+    """:func:`catch` on a worker, told to the scheduler."""
+    if mark is None:
+        return catch(function, *args)
+    started = time.perf_counter()
+
+    def end(state: str, facts: events.Facts) -> None:
+        seconds = time.perf_counter() - started
+        events.TOTALS.count(mark[0].rpartition("-")[0], state, seconds, facts)
+        OUTBOX.put(["end", *mark, state, round(seconds, 4), facts])
+
+    OUTBOX.put(["begin", *mark])
+    with events.counting() as facts:
+        try:
+            value = catch(function, *args)
+        except BaseException as error:
+            end("retry", {"error": f"{type(error).__name__}: {error}"[:ERROR_LENGTH]})
+            raise
+    if isinstance(value, Failure):
+        end("failed", {"error": str(value.error)[:ERROR_LENGTH]})
+    else:
+        end("done", facts)
+    return value
+
+
+class Outbox:
+    """Events on their way from this worker to its scheduler, a few messages a second; never waits, never raises."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting: list[list[Any]] = []
+
+    def put(self, event: list[Any]) -> None:
+        from distributed import get_worker
+
+        with self.lock:
+            self.waiting.append(event)
+            first = len(self.waiting) == 1
+        if first:
+            with contextlib.suppress(Exception):
+                worker = get_worker()
+                worker.loop.add_callback(worker.loop.call_later, SEND_SECONDS, self.send, worker)
+
+    def send(self, worker: Any) -> None:
+        with self.lock:
+            batch, self.waiting = self.waiting, []
+        with contextlib.suppress(Exception):
+            worker.log_event(events.TOPIC, {"events": batch})
+
+
+OUTBOX = Outbox()

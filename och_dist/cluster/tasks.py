@@ -2,7 +2,8 @@
 
 With ``client=None`` both run as plain loops in this process: that is their specification, Dask only runs it faster.
 A reduction is declared by what a task makes of its part and by how some of those become one, with the same bytes here
-and there, for they are merged in the same order.
+and there, for they are merged in the same order. The chunks of a Dask array are reduced likewise, wherever Dask
+collections compute.
 Every wait has a limit: a cluster without workers or without a scheduler ends in :class:`ClusterError`.
 """
 
@@ -13,30 +14,22 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import getitem
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from och_dist.cluster.outcome import (
-    POLL_SECONDS,
-    Failure,
-    Watch,
-    answer_seconds,
-    begin_fetch,
-    catch,
-    merged,
-    retries,
-    retry,
-    unwrap,
-    wait_for,
-)
-from och_dist.cluster.tracing import Mark, Trace, traced
+import numpy as np
+
+from och_dist.cluster import outcome
+from och_dist.cluster.outcome import Failure, Trace, Watch, catch, merged, retry, traced, unique, unwrap, wait_for
 from och_dist.errors import ClusterError
 from och_dist.stop import Stop, tasks_under_way
 
 if TYPE_CHECKING:
+    import dask.array as da
     from dask.delayed import Delayed
     from distributed import Client, Future
 
@@ -78,9 +71,9 @@ def map_tasks(
             trace = Trace(name, len(tasks), shown=advance is not None, inherited=inherited)
             outcomes = _map_there(function, tasks, client, trace, finished, stop)
         with contextlib.closing(outcomes):
-            for number, outcome in outcomes:
-                results[number] = outcome
-                if advance is not None and not isinstance(outcome, Failure):
+            for number, value in outcomes:
+                results[number] = value
+                if advance is not None and not isinstance(value, Failure):
                     advance(weight(tasks[number]))
         stop.obey()
     return [unwrap(results[number]) for number in range(len(tasks))]
@@ -119,7 +112,7 @@ def _map_there(
             [tasks[number] for number in numbers],
             key=[f"{trace.token}-{number}" for number in numbers],
             pure=False,
-            retries=retries(),
+            retries=outcome.retries(),
         )
         for number, future in zip(numbers, futures, strict=True):
             waiting[number] = future
@@ -135,12 +128,12 @@ def _map_there(
                 _drop_unbegun(waiting, client)
                 stop.announce(len(waiting))
             futures = {number: waiting[number] for number in ended if number in waiting}
-            for number, outcome in zip(futures, _fetch(list(futures.values()), watch), strict=True):
+            for number, value in zip(futures, _fetch(list(futures.values()), watch), strict=True):
                 del waiting[number]
-                if isinstance(outcome, Failure) and isinstance(outcome.error, ClusterError):
-                    raise outcome.error
-                failed = failed or isinstance(outcome, Failure)
-                yield number, outcome
+                if isinstance(value, Failure) and isinstance(value.error, ClusterError):
+                    raise value.error
+                failed = failed or isinstance(value, Failure)
+                yield number, value
             if following := list(islice(upcoming, len(futures))):
                 submit(following)
     finally:
@@ -153,7 +146,7 @@ def _map_there(
 def _drop_unbegun(waiting: dict[int, Future], client: Client) -> None:
     """Cancel the tasks that no worker has yet; all of them stay if the scheduler cannot tell."""
     try:
-        held = client.sync(client.scheduler.processing, workers=None, callback_timeout=answer_seconds())
+        held = client.sync(client.scheduler.processing, workers=None, callback_timeout=outcome.answer_seconds())
     except (OSError, TimeoutError):
         return
     begun = {key for keys in held.values() for key in keys}
@@ -169,7 +162,7 @@ def _ended(finished: queue.SimpleQueue[int], watch: Watch, linger: float) -> lis
     numbers: list[int] = []
     while not numbers:
         try:
-            numbers.append(finished.get(timeout=POLL_SECONDS))
+            numbers.append(finished.get(timeout=outcome.POLL_SECONDS))
         except queue.Empty:
             watch.check()
     watch.alone_since = None
@@ -196,12 +189,13 @@ def reduce_tasks(
     shared: Any = None,
     advance: Advance | None = None,
     weight: Callable[[Task], int] = lambda task: 1,
+    threads: int = 1,
 ) -> T:
-    """``merge`` over ``function(task, shared)``, FAN_IN at a time.
+    """``merge`` over ``function(task, shared)``, FAN_IN at a time; in this process by ``threads`` threads.
 
     ``shared`` is sent once and reaches each worker once; intermediate results live on the workers only.
     """
-    leaves = Leaves(function, tasks, name, shared, advance, weight)
+    leaves = Leaves(function, tasks, name, shared, advance, weight, threads)
     if client is None:
         return merge_here(leaves.here(), len(tasks), merge)
     graph = TaskGraph(leaves, client)
@@ -270,21 +264,23 @@ class Leaves:
     function: Callable[..., Any]
     tasks: Sequence[Task]
     name: str
-    shared: Any
+    shared: Any = None
     advance: Advance | None = None
     weight: Callable[[Task], int] = lambda task: 1
+    threads: int = 1
 
     def __post_init__(self) -> None:
         if not self.tasks:
             raise ValueError("a reduction needs at least one task")
 
     def here(self) -> Iterator[Any]:
-        return map(self._run_here, self.tasks)
-
-    def _run_here(self, task: Task) -> Any:
-        value = retry(self.function, task, self.shared)
-        self.tell(task)
-        return value
+        """The values, one after the other; other threads work ahead."""
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="och-tasks") as pool:
+            spread: Any = map if self.threads == 1 else pool.map
+            values = spread(lambda task: retry(self.function, task, self.shared), self.tasks)
+            for task, value in zip(self.tasks, values, strict=True):
+                self.tell(task)
+                yield value
 
     def tell(self, task: Task) -> None:
         """Progress: a task is done."""
@@ -331,9 +327,9 @@ def split_pairs(nodes: Sequence[Delayed], name: str) -> list[list[Delayed]]:
     ]
 
 
-def run_leaf(topic: str | None, number: int, mark: Mark | None, function: Callable[..., T], *args: Any) -> T | Failure:
+def run_leaf(topic: str | None, number: int, call: Callable[[Any], T], shared: Any) -> T | Failure:
     """A leaf on a worker, which says on ``topic`` that it is done."""
-    value = traced(mark, function, *args)
+    value = call(shared)
     if topic is not None:
         from distributed import get_worker
 
@@ -356,10 +352,9 @@ class TaskGraph:
         self.topic = None if leaves.advance is None else f"progress_{self.name}"
         self.nodes = []
         for number, task in enumerate(leaves.tasks):
-            mark = self.trace.mark(number)
-            call = partial(run_leaf, self.topic, number, mark, leaves.function, task)  # Dask does not look inside of it
-            key = f"{self.name}-{number}"
-            self.nodes.append(delayed(call, name=key, pure=False, traverse=False)(shared, dask_key_name=key))
+            call = partial(traced, self.trace.mark(number), leaves.function, task)  # Dask does not look inside of it
+            leaf, key = partial(run_leaf, self.topic, number, call), f"{self.name}-{number}"
+            self.nodes.append(delayed(leaf, name=key, pure=False, traverse=False)(shared, dask_key_name=key))
 
     def _tell(self, number: int) -> None:
         """Progress of a leaf, once: when its worker says so, or when the root is there before."""
@@ -374,7 +369,7 @@ class TaskGraph:
         client, done = self.client, False
         if self.topic is not None:
             client.subscribe_topic(self.topic, lambda event: self._tell(event[1]))
-        futures = client.compute(list(roots), traverse=False, retries=retries())
+        futures = client.compute(list(roots), traverse=False, retries=outcome.retries())
         try:
             yield futures
             done = True
@@ -406,10 +401,109 @@ class TaskGraph:
             (root,) = merge_tree(parts, merge, end)
             roots.append(step(finish, root, dask_key_name=f"finish_{end}"))
         with self.computed(roots) as futures:
-            fetch = begin_fetch(futures[0], self.watch)
+            fetch = outcome.begin_fetch(futures[0], self.watch)
             while futures:
                 value = unwrap(fetch())
                 del futures[0]  # the workers may forget it
                 if futures:
-                    fetch = begin_fetch(futures[0], self.watch)  # comes while this one is used
+                    fetch = outcome.begin_fetch(futures[0], self.watch)  # comes while this one is used
                 yield value
+
+
+@contextlib.contextmanager
+def collections_on(client: Client | None) -> Iterator[None]:
+    """Let Dask collections compute on the workers of ``client``; without one in this thread, a task at a time."""
+    import dask
+
+    if client is None:
+        with dask.config.set(scheduler="synchronous"):
+            yield
+    else:
+        with client.as_current(), dask.config.set(scheduler=client), outcome.watched(client):
+            yield
+
+
+def shared_value(value: Any, name: str) -> Delayed:
+    """``value`` as one node of a graph that all tasks of a ``map_blocks`` may refer to; ``name`` is its key."""
+    import dask
+
+    return dask.delayed(value, name=name, traverse=False)
+
+
+def reduce_rows(
+    function: Callable[[np.ndarray, int, Any], T],
+    array: da.Array,
+    merge: Callable[[Sequence[T]], T],
+    *,
+    name: str,
+    shared: Any = None,
+) -> T:
+    """``merge`` over ``function(block, first_row, shared)`` of every chunk of rows of ``array`` (n, d).
+
+    The chunks are of whole rows and of known sizes; empty ones are left out. Reading a chunk and what is done with it
+    are one task where Dask can make them one. The shape of the tree depends on the number of chunks alone.
+    """
+    (root,) = merge_tree(_leaves(function, array, name, shared), merge, unique(name))
+    result: T = unwrap(root.compute())
+    return result
+
+
+def scan_rows(
+    function: Callable[[np.ndarray, int, Any], tuple[T, Any]],
+    array: da.Array,
+    merge: Callable[[Sequence[T]], T],
+    *,
+    name: str,
+    shared: Any = None,
+) -> tuple[T, list[Delayed]]:
+    """:func:`reduce_rows` over the first of the two values that ``function`` returns; the second ones stay where Dask
+    keeps persisted results: on the workers, if there are any."""
+    import dask
+
+    token = unique(name)
+    merging, keeping = split_pairs(_leaves(function, array, name, shared), token)
+    root, *kept = dask.persist(*merge_tree(merging, merge, token), *keeping)
+    return unwrap(root.compute()), kept
+
+
+@dataclass(frozen=True)
+class BlockTask:
+    """What the tasks of one pass over an array share: the work, and where chunks start."""
+
+    function: Callable[[np.ndarray, int, Any], Any]
+    first_rows: np.ndarray
+    shared: Any
+
+
+def _leaves(function: Any, array: da.Array, name: str, shared: Any) -> list[Delayed]:
+    sizes = array.chunks[0]
+    task = BlockTask(function, first_rows(sizes), shared)
+    found = array.map_blocks(
+        run_block,
+        task=shared_value(task, unique(f"{name}_shared")),
+        token=unique(name),
+        meta=np.empty((0, 0), np.float32),  # the results are no arrays, which only their consumer must know
+    )
+    leaves = zip(found.to_delayed().ravel(), sizes, strict=True)
+    return [leaf for leaf, size in leaves if size]
+
+
+def run_block(block: np.ndarray, task: BlockTask, block_id: tuple[int, ...]) -> Any:
+    return catch(task.function, block, int(task.first_rows[block_id[0]]), task.shared)
+
+
+def first_rows(sizes: Sequence[int]) -> np.ndarray:
+    """(chunks,) int64, the global number of the first row of each chunk."""
+    return np.cumsum([0, *sizes[:-1]], dtype=np.int64)
+
+
+def stack_rows(blocks: Sequence[Any], sizes: Sequence[int], dim: int, dtype: Any) -> da.Array:
+    """Blocks of ``sizes`` rows (arrays, futures or Delayed ones of arrays) as one Dask array (n, dim)."""
+    import dask
+    import dask.array as da
+
+    parts = [
+        da.from_delayed(dask.delayed(block), shape=(size, dim), dtype=dtype)
+        for block, size in zip(blocks, sizes, strict=True)
+    ]
+    return da.concatenate(parts)

@@ -21,6 +21,18 @@ from och_dist.errors import BadInputError, ConflictError, IncompleteError, Integ
 from och_dist.kernels.packing import count_ones
 from och_dist.options import ExpectModel, Jobs, Option, checked
 from och_dist.stage import Context, Report, Stopwatch, require_room
+from och_dist.store import (
+    CHUNK_ROWS,
+    ChunkRecord,
+    CodeChunk,
+    Corpus,
+    CorpusRef,
+    Index,
+    IndexSegment,
+    Job,
+    Model,
+    Objects,
+)
 
 CHUNKS_PER_CHECK = 8
 CHECKED_HERE = 2 << 20
@@ -30,7 +42,7 @@ COLLECTED = "collected.json"
 CLAIMS = "publishing"
 
 
-def encode_chunk(corpus: store.CorpusRef, index: str, job: store.Job, chunk: store.CodeChunk) -> int:
+def encode_chunk(corpus: CorpusRef, index: str, job: Job, chunk: CodeChunk) -> int:
     """Encode the rows of one chunk, streaming corpus chunks, and store codes and record; returns the rows.
 
     The model travels as path and address and is loaded once per worker.
@@ -68,14 +80,14 @@ def encode(
     objects.require_put_if_absent()
     store.copy_model(trained, address, models)
     events.say("sample", bits=loaded.n_bits, sample=loaded.provenance.get("sample"))
-    jobs: list[store.Job] = []
+    jobs: list[Job] = []
     for job in _jobs(opened, objects, current, loaded, chunk_rows):
         job.begin(objects)
         store.copy_model(trained, address, models)  # again: 'och gc' takes a model for unused that no job has announced
         room = 3 * job.chunk_rows * job.spec.width
         require_room(opened, context, f"encoding a chunk of {job.chunk_rows} codes", extra_bytes=room)
         write = partial(encode_chunk, opened.ref, objects.url, job)
-        new_rows += run_job(objects, store.IndexSegment(job), write, context, verb="encode")
+        new_rows += run_job(objects, IndexSegment(job), write, context, verb="encode")
         jobs.append(job)
     if publish and jobs:
         _check_unchanged(opened, jobs)
@@ -96,7 +108,7 @@ def encode(
     )
 
 
-def _check_dimension(model: store.Model, corpus: store.Corpus) -> None:
+def _check_dimension(model: Model, corpus: Corpus) -> None:
     if model.hasher.n_features_in_ != corpus.dim:
         raise BadInputError(
             f"model {model.address[:16]} takes {model.hasher.n_features_in_}-d vectors, the corpus {corpus.url} is "
@@ -104,9 +116,7 @@ def _check_dimension(model: store.Model, corpus: store.Corpus) -> None:
         )
 
 
-def _jobs(
-    corpus: store.Corpus, objects: store.Objects, current: store.Index | None, model: store.Model, chunk_rows: int
-) -> Iterator[store.Job]:
+def _jobs(corpus: Corpus, objects: Objects, current: Index | None, model: Model, chunk_rows: int) -> Iterator[Job]:
     """The jobs that are still to do, in row order: unfinished ones first, then one for the rest."""
     covered = _covered(corpus, current, model)
     if covered == corpus.rows:
@@ -126,10 +136,10 @@ def _jobs(
         covered = unfinished[covered].stop
     if covered < corpus.rows:
         rows = min(chunk_rows, corpus.rows - covered)
-        yield store.Job(model.address, model.n_bits, covered, corpus.rows, rows, corpus.digest(covered, corpus.rows))
+        yield Job(model.address, model.n_bits, covered, corpus.rows, rows, corpus.digest(covered, corpus.rows))
 
 
-def _covered(corpus: store.Corpus, current: store.Index | None, model: store.Model) -> int:
+def _covered(corpus: Corpus, current: Index | None, model: Model) -> int:
     """Rows that the index already holds under this model; another model starts at row 0."""
     if current is None:
         return 0
@@ -142,7 +152,7 @@ def _covered(corpus: store.Corpus, current: store.Index | None, model: store.Mod
     return current.rows if current.model == model.address else 0
 
 
-def _check_unchanged(corpus: store.Corpus, jobs: Sequence[store.Job]) -> None:
+def _check_unchanged(corpus: Corpus, jobs: Sequence[Job]) -> None:
     """A version of a corpus never changes; an adopted array may, even while it is being encoded."""
     if corpus.version:
         return
@@ -155,9 +165,9 @@ def _check_unchanged(corpus: store.Corpus, jobs: Sequence[store.Job]) -> None:
 
 
 def run_job(
-    objects: store.Objects,
-    draft: store.IndexSegment,
-    write: Callable[[store.CodeChunk], int],
+    objects: Objects,
+    draft: IndexSegment,
+    write: Callable[[CodeChunk], int],
     context: Context,
     *,
     verb: str,
@@ -211,7 +221,7 @@ def _publish(index: str, corpus: str, names: Sequence[str], context: Context, **
     )
 
 
-def named_jobs(objects: store.Objects, names: Sequence[str]) -> list[store.Job]:
+def named_jobs(objects: Objects, names: Sequence[str]) -> list[Job]:
     """The encodings with these ids, in order of their rows; not the later generations that a repair made of them."""
     known = {job.id: job for job in sorted(store.list_jobs(objects), key=lambda job: -job.generation)}
     if unknown := [name for name in names if name not in known]:
@@ -223,7 +233,7 @@ def named_jobs(objects: store.Objects, names: Sequence[str]) -> list[store.Job]:
     return sorted((known[name] for name in names), key=lambda job: job.start)
 
 
-def _corpus_of(url: str, job: store.Job) -> store.Corpus:
+def _corpus_of(url: str, job: Job) -> Corpus:
     """The first version of a corpus that has all rows of a job; they must be the ones that the job encoded."""
     numbers = store.version_numbers(store.open_objects(url))
     for corpus in (store.open_corpus(url, number) for number in numbers or [0]):
@@ -232,16 +242,16 @@ def _corpus_of(url: str, job: store.Job) -> store.Corpus:
     raise ConflictError(f"job {job.id} did not encode rows {job.start}..{job.stop} of {url}; name the corpus it read")
 
 
-def publish_jobs(index: str, jobs: Sequence[store.Job], corpus: store.Corpus, context: Context) -> store.Index:
+def publish_jobs(index: str, jobs: Sequence[Job], corpus: Corpus, context: Context) -> Index:
     """Check finished jobs of adjoining rows, and commit the version that lists them; again is fine."""
     objects, pending = store.open_objects(index), not_held(store.find_index(index), jobs)
     about: dict[str, Any] = {"url": corpus.url, "version": corpus.version, "fingerprint": corpus.fingerprint}
 
     @cache
-    def segment(job: store.Job) -> store.IndexSegment:
-        return checked_segment(objects, store.IndexSegment(job), context)
+    def segment(job: Job) -> IndexSegment:
+        return checked_segment(objects, IndexSegment(job), context)
 
-    def append(current: store.Index | None) -> store.Index:
+    def append(current: Index | None) -> Index:
         waiting = not_held(current, pending)
         if current is not None and not waiting:
             return current
@@ -255,12 +265,10 @@ def publish_jobs(index: str, jobs: Sequence[store.Job], corpus: store.Corpus, co
     return published
 
 
-def publish_segments(
-    objects: store.Objects, jobs: Sequence[store.Job], change: Callable[[store.Index | None], store.Index]
-) -> store.Index:
+def publish_segments(objects: Objects, jobs: Sequence[Job], change: Callable[[Index | None], Index]) -> Index:
     """Commit what ``change`` makes of the newest version; ``jobs`` are those that it may add."""
 
-    def checked_change(current: store.Index | None) -> store.Index:
+    def checked_change(current: Index | None) -> Index:
         following = change(current)
         held = () if current is None else {segment.job for segment in current.segments}
         check_unmarked(objects, [segment.job for segment in following.segments if segment.job not in held])
@@ -270,13 +278,13 @@ def publish_segments(
         return store.commit(objects, store.find_index, checked_change)[1]
 
 
-def clear_leftovers(objects: store.Objects, job: store.Job) -> int:
+def clear_leftovers(objects: Objects, job: Job) -> int:
     """Drop the records and claims beside codes that are published: their set bits are folded into one array."""
     return sum(objects.delete_below(f"{job.folder}/{leftover}") for leftover in ("done", CLAIMS))
 
 
 @contextlib.contextmanager
-def claimed(objects: store.Objects, jobs: Sequence[store.Job]) -> Iterator[None]:
+def claimed(objects: Objects, jobs: Sequence[Job]) -> Iterator[None]:
     """Keep 'och gc' away from jobs while they are published.
 
     Here a claim is put before the mark of gc is looked for; gc puts its mark before it looks for claims and
@@ -294,7 +302,7 @@ def claimed(objects: store.Objects, jobs: Sequence[store.Job]) -> Iterator[None]
             objects.delete(claim)
 
 
-def check_unmarked(objects: store.Objects, jobs: Sequence[store.Job]) -> None:
+def check_unmarked(objects: Objects, jobs: Sequence[Job]) -> None:
     for job in jobs:
         if objects.size(f"{job.folder}/{COLLECTED}") is not None:
             raise ConflictError(
@@ -303,16 +311,14 @@ def check_unmarked(objects: store.Objects, jobs: Sequence[store.Job]) -> None:
             )
 
 
-def not_held(index: store.Index | None, jobs: Sequence[store.Job]) -> list[store.Job]:
+def not_held(index: Index | None, jobs: Sequence[Job]) -> list[Job]:
     """The jobs that an index does not list, in whatever generation, nor a compaction that they went into."""
     held = set() if index is None else {segment.job.id for segment in index.segments}
     merged = set() if index is None else {(index.model, *work) for part in index.segments for work in part.sources}
     return [job for job in jobs if job.id not in held and (job.model, job.start, job.stop, job.input) not in merged]
 
 
-def _placed(
-    current: store.Index | None, new: tuple[store.IndexSegment, ...], url: str
-) -> tuple[store.IndexSegment, ...]:
+def _placed(current: Index | None, new: tuple[IndexSegment, ...], url: str) -> tuple[IndexSegment, ...]:
     """The segments of the next version: another model replaces all rows, the same model goes on where they end."""
     start, stop, model = new[0].start, new[-1].stop, new[0].job.model
     if current is None or current.model != model:
@@ -327,7 +333,7 @@ def _placed(
     )
 
 
-def checked_segment(objects: store.Objects, draft: store.IndexSegment, context: Context) -> store.IndexSegment:
+def checked_segment(objects: Objects, draft: IndexSegment, context: Context) -> IndexSegment:
     """The ``draft`` of a finished segment with its checksums, after every chunk was compared with its record on the
     workers; folds the records into one array."""
     job = draft.job
@@ -355,13 +361,13 @@ def checked_segment(objects: store.Objects, draft: store.IndexSegment, context: 
     return replace(draft, digests=np.array([record.crc for record in found], "<u4"), row_digests=row_digests)
 
 
-def check_finished(index: str, job: store.Job, chunks: Sequence[store.CodeChunk]) -> list[store.ChunkRecord]:
+def check_finished(index: str, job: Job, chunks: Sequence[CodeChunk]) -> list[ChunkRecord]:
     """The records of chunks whose stored bytes equal them."""
     objects = store.open_objects(index)
     return [check_chunk(objects, job, chunk) for chunk in chunks]
 
 
-def check_chunk(objects: store.Objects, job: store.Job, chunk: store.CodeChunk) -> store.ChunkRecord:
+def check_chunk(objects: Objects, job: Job, chunk: CodeChunk) -> ChunkRecord:
     """Read a chunk again, and compare it with its record; row numbers must ascend inside the rows it stands for."""
     record, where = read_record(objects, job, chunk), f"chunk {chunk.number} of job {job.id} in {objects.url}"
     parts = {"codes": (job.spec, record.crc, where)}
@@ -382,7 +388,7 @@ def check_chunk(objects: store.Objects, job: store.Job, chunk: store.CodeChunk) 
     return record
 
 
-def read_record(objects: store.Objects, job: store.Job, chunk: store.CodeChunk) -> store.ChunkRecord:
+def read_record(objects: Objects, job: Job, chunk: CodeChunk) -> ChunkRecord:
     """The record of a finished chunk."""
     try:
         return job.read_record(objects, chunk.number)
@@ -391,7 +397,7 @@ def read_record(objects: store.Objects, job: store.Job, chunk: store.CodeChunk) 
         raise unsound(objects, job, f"the record of {where} is damaged ({error})") from None
 
 
-def unsound(objects: store.Objects, job: store.Job, what: str) -> IntegrityError:
+def unsound(objects: Objects, job: Job, what: str) -> IntegrityError:
     """The error that says what is wrong with a finished job, and what to do about it."""
     again = "encode again" if job.kept is None else "compact again"
     again = f"remove the job with 'och gc {objects.url} --job {job.id}' and {again}"

@@ -14,6 +14,7 @@ from och_dist.errors import BadInputError, IntegrityError, NonFiniteError
 from och_dist.kernels.moments import nonfinite_rows
 from och_dist.sources import JoinedFiles, RowSource
 from och_dist.stage import Context
+from och_dist.store import ArraySpec, IdLayout
 
 PART_BYTES = 64 << 20
 PART_ROWS = 1 << 17
@@ -44,11 +45,11 @@ class NewSegment:
     url: str
     id: str
     start: int
-    spec: store.ArraySpec
-    ids: store.IdLayout | None = None
+    spec: ArraySpec
+    ids: IdLayout | None = None
 
     @property
-    def arrays(self) -> dict[str, store.ArraySpec]:
+    def arrays(self) -> dict[str, ArraySpec]:
         """Prefix -> layout: the vectors, then the ids where there are some."""
         found = {store.vectors_prefix(self.id): self.spec}
         if self.ids is not None:

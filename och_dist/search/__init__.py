@@ -12,16 +12,3 @@ from och_dist.search.filters import RowSet, find_rows, row_set
 from och_dist.search.placement import partitions_of
 from och_dist.search.searcher import Searcher, corpus_of_index, open_index
 from och_dist.search.stage import check_truth, search
-
-__all__ = [
-    "RowSet",
-    "Searcher",
-    "build_tables",
-    "check_truth",
-    "corpus_of_index",
-    "find_rows",
-    "open_index",
-    "partitions_of",
-    "row_set",
-    "search",
-]

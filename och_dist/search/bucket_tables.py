@@ -8,25 +8,14 @@ from typing import Annotated
 
 import numpy as np
 
+from och_dist import store
 from och_dist.cluster import check_memory, map_tasks
 from och_dist.errors import ConflictError, UsageError
 from och_dist.kernels.buckets import MAX_SUBSTRING_BITS, cut_bits, read_substring, sort_table, substring_count
 from och_dist.kernels.packing import code_words
 from och_dist.options import Option, checked
 from och_dist.stage import WORKING_BYTES, Context, Report, Stopwatch
-from och_dist.store import (
-    PARTITION_ROWS,
-    TABLES,
-    Index,
-    IndexRef,
-    TablePartition,
-    cut_segment,
-    has_tables,
-    open_objects,
-    open_version,
-    remove_tables,
-    write_tables,
-)
+from och_dist.store import PARTITION_ROWS, Index, IndexRef, TablePartition
 
 LEAST_ROWS = 1 << 16
 """A partition of fewer rows gets no tables: it is scanned in less time than a few buckets are found."""
@@ -35,12 +24,12 @@ LEAST_ROWS = 1 << 16
 def build_partition(ref: IndexRef, part: TablePartition) -> int:
     """Sort the codes of a partition into tables and store them; returns the bytes written."""
     index = ref.open()
-    if has_tables(index, part):  # another attempt was faster
+    if store.has_tables(index, part):  # another attempt was faster
         return 0
-    written = write_tables(index, part, _tables(index, part))
+    written = store.write_tables(index, part, _tables(index, part))
     folder = index.segments[part.segment].job.folder
     if index.objects.size(f"{folder}/job.json") is None:
-        index.objects.delete_below(f"{folder}/{TABLES}")
+        index.objects.delete_below(f"{folder}/{store.TABLES}")
         raise ConflictError(
             f"{index.url}/{folder} was collected while its tables were made; run 'och tables {index.url}' again"
         )
@@ -79,9 +68,9 @@ def build_tables(
     Tables are a copy of what the codes say, sorted: they change no result and no version.
     """
     watch, context = Stopwatch("tables"), context or Context()
-    opened, substrings = open_version(index), None
+    opened, substrings = store.open_version(index), None
     if remove:
-        removed = remove_tables(open_objects(index))
+        removed = store.remove_tables(store.open_objects(index))
         return watch.report(
             "done" if removed else "nothing to do", index=opened.url, version=opened.version, objects_removed=removed
         )
@@ -93,9 +82,9 @@ def build_tables(
     parts: list[TablePartition] = []
     for number, segment in enumerate(opened.segments):
         count = substring_count(opened.bits, min(partition_rows, segment.job.stored_rows))
-        parts += cut_segment(opened, number, partition_rows, substrings or count)
+        parts += store.cut_segment(opened, number, partition_rows, substrings or count)
     wanted = [part for part in parts if part.rows >= least_rows]
-    missing = [part for part in wanted if not has_tables(opened, part)]
+    missing = [part for part in wanted if not store.has_tables(opened, part)]
     if missing:
         needed = max(task_bytes(part, opened) for part in missing)
         check_memory(context.client, needed + WORKING_BYTES, f"a table of {partition_rows} rows (--partition-rows)")

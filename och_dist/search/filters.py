@@ -93,8 +93,7 @@ def _of_text(text: str) -> RowSet:
     for word in text.split(","):
         if (match := RANGE.fullmatch(word)) is None:
             raise UsageError(f"{word!r} is not a row or a range of rows; write them like 5,10-20 (20 included)")
-        first = int(match[1])
-        last = first if match[2] is None else int(match[2])
+        first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise UsageError(f"the range {word.strip()} ends before it starts; write the smaller row first")
         pairs.append((first, last + 1))
@@ -106,13 +105,14 @@ def _of_ranges(starts: np.ndarray, stops: np.ndarray) -> RowSet:
     """The union of ranges in any order."""
     keep = stops > starts
     starts, stops = starts[keep].astype(np.int64), stops[keep].astype(np.int64)
-    if len(starts) and starts.min() < 0:
+    if not len(starts):
+        return RowSet(starts, stops)
+    if starts.min() < 0:
         raise UsageError(f"row {starts.min()} does not exist; rows count from 0")
     order = np.argsort(starts, kind="stable")
     starts, reach = starts[order], np.maximum.accumulate(stops[order])
-    first = np.concatenate(([True], starts[1:] > reach[:-1])) if len(starts) else np.empty(0, bool)
-    last = np.concatenate((first[1:], [True])) if len(starts) else first
-    return RowSet(starts[first], reach[last])
+    first = np.concatenate(([True], starts[1:] > reach[:-1]))
+    return RowSet(starts[first], reach[np.append(first[1:], True)])
 
 
 def _of_file(path: Path) -> RowSet:

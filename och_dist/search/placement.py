@@ -12,26 +12,20 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from och_dist.cluster import (
-    ask_values,
-    begin_asking,
-    hold_values,
-    reduce_tasks,
-    usable_cores,
-    workers_of,
-)
-from och_dist.kernels.buckets import BucketTables, code_bytes
+from och_dist import cluster
+from och_dist.kernels.buckets import COSTS, BucketTables, Costs, code_bytes
 from och_dist.kernels.hamming import CodeBlock, lay_out
 from och_dist.search.filters import Selection
 from och_dist.search.questions import QueryBatch, Question
 from och_dist.store import CodeChunk, Index, IndexRef, TablePartition, open_tables
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Client
 
 CACHE_BYTES = 2 << 30
 """Codes that this process may hold."""
@@ -39,7 +33,6 @@ CACHE_BYTES = 2 << 30
 HELD_SHARE = 0.4
 """Of the memory of workers, so much may be held codes."""
 
-MAX_PARTITION_BYTES = 256 << 20
 STREAM_BYTES = 16 << 20
 """Codes that a thread has in memory at a time where they are not held."""
 
@@ -47,26 +40,43 @@ MAX_TASKS = 512
 KEPT_SELECTIONS = 4
 """Choices of rows whose flags stay on the workers: many searches with one :class:`RowSet` build them once."""
 
-FEW_ROWS = 1 << 22
-"""A single query of fewer codes is not shared among threads."""
-
-COPIED_BYTES = 64 << 20
-"""An index of at most so many bytes is held whole by every worker."""
-
-FEW_QUERIES = 64
-"""So many queries at least make it worth while to ask another copy."""
-
-FEW_ANSWERS = 32
-"""Up to so many threads of workers are asked at once and answer this process; more are merged on the way, by tasks."""
-
-MOST_PAIRS = 1 << 36
-"""Queries times codes that held codes are asked at a time, some seconds of work: then there is progress to tell."""
-
-LEAST_QUERIES = 256
-"""So many share one pass over the codes anyway."""
-
 Answer = Callable[[], Any]
 Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What can hold codes: ``threads`` of this process or of ``workers``, with ``memory`` (bytes); how long work takes
+    there, and how much of it is done at a time."""
+
+    client: Client | None
+    threads: int
+    memory: int
+    workers: int = 0
+    costs: Costs = COSTS
+    load_nanoseconds: float = 2.0
+    """Reading and laying out a byte of bucket tables (measured: 1.2 to 2.0, one thread)."""
+    partition_bytes: int = 256 << 20
+    copied_bytes: int = 64 << 20
+    """An index of at most so many bytes is held whole by every worker."""
+    few_rows: int = 1 << 22
+    """A single query of fewer codes is not shared among threads."""
+    few_queries: int = 64
+    """So many queries at least make it worth while to ask another copy."""
+    most_pairs: int = 1 << 36
+    """Queries times codes that held codes are asked at a time, some seconds of work: then there is progress to tell."""
+    least_queries: int = 256
+    """So many share one pass over the codes anyway."""
+
+    @classmethod
+    def of(cls, client: Client | None = None, threads: int | None = None) -> Capacity:
+        """That of this process, or of the workers of a cluster."""
+        if client is None:
+            return cls(None, threads or cluster.usable_cores(), CACHE_BYTES)
+        workers = cluster.workers_of(client)
+        slots = sum(worker.get("nthreads") or 1 for worker in workers)
+        memory = sum(worker.get("memory_limit") or CACHE_BYTES for worker in workers)
+        return cls(client, max(1, min(slots, MAX_TASKS)), int(HELD_SHARE * memory), len(workers))
 
 
 @dataclass(frozen=True)
@@ -91,10 +101,10 @@ def laid_out_bytes(index: Index) -> int:
     return index.stored_rows * code_bytes(index.bits)
 
 
-def partitions_of(index: Index, at_least: int, most_bytes: int | None = None) -> list[Partition]:
+def partitions_of(index: Index, at_least: int, most_bytes: int) -> list[Partition]:
     """All chunks in ``at_least`` partitions of similar size (as far as there are chunks), none much over
-    ``most_bytes`` (MAX_PARTITION_BYTES)."""
-    count = max(at_least, -(-laid_out_bytes(index) // (most_bytes or MAX_PARTITION_BYTES)), 1)
+    ``most_bytes``."""
+    count = max(at_least, -(-laid_out_bytes(index) // most_bytes), 1)
     cuts = np.linspace(0, len(index.chunks), min(count, len(index.chunks)) + 1).astype(int).tolist()
     return [Partition(index.ref, index.chunks[low:high]) for low, high in itertools.pairwise(cuts)]
 
@@ -176,26 +186,40 @@ def answer_in_turn(question: Question, parts: Iterable[HeldCodes], queries: Quer
     return best
 
 
-class Held(ABC):
-    """Codes in memory, which are asked long batches in pieces; the next is under way while one is awaited."""
+class Placement(ABC):
+    """The codes of some partitions, which can be asked."""
 
-    def __init__(self, index: Index, partitions: Sequence[Partition]) -> None:
-        self.stored_rows, self.partitions = index.stored_rows, partitions
+    def __init__(self, index: Index, partitions: Sequence[Partition], capacity: Capacity) -> None:
+        self.stored_rows, self.partitions, self.capacity = index.stored_rows, partitions, capacity
         self._loading = threading.Lock()
 
+    @abstractmethod
     def start(
         self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance | None = None
     ) -> Answer:
         """Ask all codes; the answer waits for them. ``advance`` hears of the queries that are done, once of each."""
-        pieces = queries.cut(max(LEAST_QUERIES, MOST_PAIRS // max(1, self.stored_rows)))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the codes; another question would load them again."""
+
+
+class Held(Placement):
+    """Codes in memory, which are asked long batches in pieces; the next is under way while one is awaited."""
+
+    def start(
+        self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance | None = None
+    ) -> Answer:
+        limits = self.capacity
+        pieces = queries.cut(max(limits.least_queries, limits.most_pairs // max(1, self.stored_rows)))
         first = self._start_piece(question, pieces[0], selection)
 
         def answer() -> Any:
             begun, parts = first, []
-            for number, piece in enumerate(pieces, 1):
+            for piece, following in itertools.zip_longest(pieces, pieces[1:]):
                 current = begun
-                if number < len(pieces):
-                    begun = self._start_piece(question, pieces[number], selection)
+                if following is not None:
+                    begun = self._start_piece(question, following, selection)
                 parts.append(current())
                 if advance is not None:
                     advance(len(piece))
@@ -207,21 +231,13 @@ class Held(ABC):
     def _start_piece(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
         """As :meth:`start`, all queries at once."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of the codes; another question would load them again."""
-
 
 class HeldHere(Held):
-    """Codes in this process, searched by ``threads`` threads: queries are shared out, or rows when there are few."""
-
-    def __init__(self, index: Index, partitions: Sequence[Partition], threads: int) -> None:
-        super().__init__(index, partitions)
-        self.threads = threads
+    """Codes in this process, searched by its threads: queries are shared out, or rows when there are few queries."""
 
     @cached_property
     def pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.threads, thread_name_prefix="och-search")
+        return ThreadPoolExecutor(self.capacity.threads, thread_name_prefix="och-search")
 
     @cached_property
     def codes(self) -> list[HeldCodes]:
@@ -230,21 +246,23 @@ class HeldHere(Held):
     @cached_property
     def shares(self) -> list[HeldCodes]:
         """The codes cut for few queries, which all threads share. A batch would be slower by it: 10 % with k = 1000."""
-        return [part for codes in self.codes for part in codes.cut(self.threads if codes.block.n >= FEW_ROWS else 1)]
+        threads, least = self.capacity.threads, self.capacity.few_rows
+        return [part for codes in self.codes for part in codes.cut(threads if codes.block.n >= least else 1)]
 
     def _start_piece(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
         return partial(self._answer, question, queries, selection)
 
     def _answer(self, question: Question, queries: QueryBatch, selection: Selection) -> Any:
-        few = len(queries) < self.threads and not selection
+        threads = self.capacity.threads
+        few = len(queries) < threads and not selection
         with self._loading:
             held = self.shares if few else self.codes
         codes = [part.selected(selection) for part in held]
-        if self.threads == 1 or (few and len(codes) == 1):
+        if threads == 1 or (few and len(codes) == 1):
             return answer_in_turn(question, codes, queries)
         if few:
             return question.combine(list(self.pool.map(lambda part: question.chunk(part, queries), codes)))
-        tiles = queries.cut(-(-len(queries) // self.threads))
+        tiles = queries.cut(-(-len(queries) // threads))
         return question.join(list(self.pool.map(partial(answer_in_turn, question, codes), tiles)))
 
     def close(self) -> None:
@@ -262,184 +280,96 @@ class HeldOnWorkers(Held):
     """
 
     def __init__(
-        self, index: Index, partitions: Sequence[Partition], client: Client, threads: int, *, copies: bool = False
+        self, index: Index, partitions: Sequence[Partition], capacity: Capacity, *, copies: bool = False
     ) -> None:
-        super().__init__(index, partitions)
-        self.client, self.threads, self.copies = client, threads, copies
-        self._held: list[Future] | None = None
-        self._selected: dict[Selection, list[Future]] = {}
-        self._turn = itertools.count()
-        self._disturbed = False  # a worker was lost since the codes are held
+        super().__init__(index, partitions, capacity)
+        self.copies, self._turn = copies, itertools.count()
+        self._held = cluster.HeldValues(load_partition, partitions, client=capacity.client, name="hold_codes")
+        self._selected: dict[Selection, cluster.HeldValues] = {}
 
-    def _futures(self, selection: Selection) -> list[Future]:
+    def _live(self, selection: Selection) -> cluster.HeldValues:
         """The held codes, of which ``selection`` is live."""
+        if not selection:
+            return self._held
         with self._loading:
-            client = self.client
-            if self._held is None:
-                self._held = hold_values(load_partition, self.partitions, client=client, name="hold_codes")
-            if not selection:
-                return self._held
             if selection not in self._selected:
                 parts = [selection.within(part.start, part.stop) for part in self.partitions]
-                chosen = hold_values(HeldCodes.selected, self._held, parts, client=client, name="select_codes")
                 for oldest in list(self._selected)[: 1 - KEPT_SELECTIONS]:
                     del self._selected[oldest]
-                self._selected[selection] = chosen
+                self._selected[selection] = cluster.HeldValues(
+                    HeldCodes.selected, self._held, parts, client=self._held.client, name="select_codes"
+                )
             return self._selected[selection]
 
     def _start_piece(self, question: Question, queries: QueryBatch, selection: Selection) -> Answer:
-        if self._disturbed and self.copies and len(self.client.nthreads()) >= len(self.partitions):
-            self.close()  # one worker holds several copies; there are enough workers again to hold them anew
-        futures = self._futures(selection)
-        payloads, merge = [queries] * len(futures), question.combine
-        if self.copies:
-            payloads, merge = queries.cut(max(FEW_QUERIES, -(-len(queries) // len(futures)))), question.join
-            turn = next(self._turn)
-            futures = [futures[(turn + i) % len(futures)] for i in range(len(payloads))]
-        ask_by_tasks = partial(self._ask_by_tasks, question, futures, payloads, merge)
-        if self.threads > FEW_ANSWERS or not all(future.done() for future in futures):
-            return ask_by_tasks()
-        # After a loss two workers may hold one partition for a while: then each partition answers for itself.
-        merge_on_worker = None if self.copies or self._disturbed else question.combine
-        finish = ask_values(question.chunk, futures, payloads, client=self.client, merge=merge_on_worker)
-
-        def answer() -> Any:
-            parts = finish()
-            if parts is not None:
-                return merge(parts)
-            self._disturbed = True
-            return ask_by_tasks()()
-
-        return answer
-
-    def _ask_by_tasks(
-        self, question: Question, futures: list[Future], payloads: list[QueryBatch], merge: Callable[..., Any]
-    ) -> Answer:
-        """Slower, but the answer comes whatever happens to the workers."""
-        nbytes = sum(payload.nbytes for payload in payloads)
-        finish = begin_asking(
-            question.chunk, futures, payloads, merge, client=self.client, name="search_codes", nbytes=nbytes
-        )
-
-        def answer() -> Any:
-            try:
-                return finish()
-            except BaseException:
-                self.close()  # what failed to load is not kept
-                raise
-
-        return answer
+        held, count, capacity = self._live(selection), len(self.partitions), self.capacity
+        ask = partial(held.ask, question.chunk, name="search_codes", threads=capacity.threads)
+        if not self.copies:
+            return ask([queries] * count, question.combine)
+        if held.disturbed and len(held.client.nthreads()) >= count:
+            held.forget()  # one worker holds several copies; there are enough workers again to hold them anew
+        shares, turn = queries.cut(max(capacity.few_queries, -(-len(queries) // count))), next(self._turn)
+        return ask(shares, question.join, places=[(turn + number) % count for number in range(len(shares))])
 
     def close(self) -> None:
         with self._loading:
-            self._held, self._disturbed = None, False
+            self._held.forget()
             self._selected.clear()
 
 
-@dataclass(frozen=True)
-class SearchPartition:
-    """Read a partition, piece by piece, and answer a question from it."""
-
-    partition: Partition
-    question: Question
-    selection: Selection
-    share: int
-    """Of the queries, so many count as done when it is."""
-
-
-def search_partition(task: SearchPartition, queries: QueryBatch) -> Any:
+def search_partition(question: Question, task: tuple[Partition, Selection, int], queries: QueryBatch) -> Any:
     """The answer of a partition that is not held: at most STREAM_BYTES of codes are in memory at a time."""
-    partition = task.partition
+    partition, selection, _ = task
     index, chunks = partition.index.open(), partition.chunks
     rows = STREAM_BYTES // -(-index.bits // 8)
     size = max(1, rows // max(1, chunks[0].stop - chunks[0].start))
     pieces = (Partition(partition.index, chunks[i : i + size]) for i in range(0, len(chunks), size))
-    return answer_in_turn(task.question, (load_partition(piece).selected(task.selection) for piece in pieces), queries)
+    return answer_in_turn(question, (load_partition(piece).selected(selection) for piece in pieces), queries)
 
 
-class ReadEachTime:
-    """Codes that do not fit in memory: every batch of queries reads them, by partition, here or on the workers."""
+class ReadEachTime(Placement):
+    """Codes that do not fit in memory: every batch of queries reads them, by partition, here or on the workers.
 
-    def __init__(self, index: Index, client: Client | None, threads: int) -> None:
-        self.client, self.threads = client, threads
-        self.partitions = partitions_of(index, 1 if client is None else min(MAX_TASKS, len(index.chunks)))
+    A share of the queries counts as done with each partition.
+    """
 
     def start(
         self, question: Question, queries: QueryBatch, selection: Selection, advance: Advance | None = None
     ) -> Answer:
-        """As :meth:`Held.start`; ``advance`` hears of a share of the queries after each partition."""
         shares = np.diff(np.linspace(0, len(queries), len(self.partitions) + 1).astype(int)).tolist()
-        tasks = [
-            SearchPartition(part, question, selection.within(part.start, part.stop), share)
-            for part, share in zip(self.partitions, shares, strict=True)
-        ]
-
-        def answer() -> Any:
-            if self.client is not None or self.threads == 1:
-                return reduce_tasks(
-                    search_partition,
-                    tasks,
-                    question.combine,
-                    client=self.client,
-                    name="search_partition",
-                    shared=queries,
-                    advance=advance,
-                    weight=lambda task: task.share,
-                )
-            best: Any = None
-            with ThreadPoolExecutor(self.threads, thread_name_prefix="och-search") as pool:
-                parts = pool.map(lambda task: search_partition(task, queries), tasks)
-                for task, part in zip(tasks, parts, strict=True):
-                    best = part if best is None else question.combine([best, part])
-                    if advance is not None:
-                        advance(task.share)
-            return best
-
-        return answer
+        chosen = [selection.within(part.start, part.stop) for part in self.partitions]
+        return partial(
+            cluster.reduce_tasks,
+            partial(search_partition, question),
+            list(zip(self.partitions, chosen, shares, strict=True)),
+            question.combine,
+            client=self.capacity.client,
+            threads=self.capacity.threads,
+            name="search_partition",
+            shared=queries,
+            advance=advance,
+            weight=itemgetter(2),
+        )
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-Placement = Held | ReadEachTime
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """What can hold codes: ``threads`` of this process or of ``workers``, and ``memory`` (bytes)."""
-
-    client: Client | None
-    threads: int
-    memory: int
-    workers: int = 0
-
-    @classmethod
-    def of(cls, client: Client | None, threads: int | None) -> Capacity:
-        """That of this process, or of the workers of a cluster."""
-        if client is None:
-            return cls(None, threads or usable_cores(), CACHE_BYTES)
-        workers = workers_of(client)
-        slots = sum(worker.get("nthreads") or 1 for worker in workers)
-        memory = sum(worker.get("memory_limit") or CACHE_BYTES for worker in workers)
-        return cls(client, max(1, min(slots, MAX_TASKS)), int(HELD_SHARE * memory), len(workers))
-
-
 def hold(index: Index, partitions: Sequence[Partition], capacity: Capacity) -> Held:
     """Keep partitions in memory."""
-    if capacity.client is None:
-        return HeldHere(index, partitions, capacity.threads)
-    return HeldOnWorkers(index, partitions, capacity.client, capacity.threads)
+    return (HeldHere if capacity.client is None else HeldOnWorkers)(index, partitions, capacity)
 
 
 def place_codes(index: Index, capacity: Capacity, *, resident: bool | None) -> Placement:
     """Hold the codes of an index in memory, unless ``resident`` is False or, by default, they would take too much."""
     client, threads, workers, size = capacity.client, capacity.threads, capacity.workers, laid_out_bytes(index)
+    cut = partial(partitions_of, index, most_bytes=capacity.partition_bytes)
     if not index.live_rows:
-        return HeldHere(index, [Partition(index.ref, ())], 1)
+        return HeldHere(index, [Partition(index.ref, ())], replace(capacity, threads=1))
     if not (size <= capacity.memory if resident is None else resident):
-        return ReadEachTime(index, client, threads)
+        return ReadEachTime(index, cut(1 if client is None else min(MAX_TASKS, len(index.chunks))), capacity)
     # Where a worker has several threads, it would search a copy by one of them.
-    one_thread_each = 1 < workers == threads <= FEW_ANSWERS
-    if client is not None and one_thread_each and size <= min(COPIED_BYTES, capacity.memory // workers):
-        return HeldOnWorkers(index, partitions_of(index, 1) * workers, client, threads, copies=True)
-    return hold(index, partitions_of(index, 1 if client is None else threads), capacity)
+    one_thread_each = 1 < workers == threads <= cluster.FEW_THREADS
+    if client is not None and one_thread_each and size <= min(capacity.copied_bytes, capacity.memory // workers):
+        return HeldOnWorkers(index, cut(1) * workers, capacity, copies=True)
+    return hold(index, cut(1 if client is None else threads), capacity)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from math import comb, inf, log
 from typing import Any, Literal, get_args
 
@@ -26,9 +26,6 @@ from och_dist.search.questions import QueryBatch, Question
 from och_dist.store import Index, TablePartition, find_tables
 
 SearchMethod = Literal["auto", "flat", "multi-index"]
-
-LOAD_NANOSECONDS_PER_BYTE = 2.0
-"""Reading and laying out a byte of bucket tables (measured: 1.2 to 2.0, one thread)."""
 
 SAMPLE_CHUNKS = 8
 SAMPLE_ROWS = 1 << 16
@@ -64,7 +61,6 @@ class Sample:
     codes: np.ndarray
     queries: np.ndarray
     n_bits: int
-    _steps: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
     @cached_property
     def distances(self) -> np.ndarray:
@@ -95,22 +91,21 @@ class Sample:
     def steps(self, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Each step of a search by tables of ``count`` substrings, nearest first: look-ups (steps,), and the share of
         the codes that lie in the buckets (q, steps)."""
-        if count not in self._steps:
-            tables = []
-            for start, width in zip(*cut_bits(self.n_bits, count), strict=True):
-                codes, queries = (read_substring(code_words(part), start, width) for part in (self.codes, self.queries))
-                distances = np.bitwise_count(queries[:, None] ^ codes)
-                found = np.stack([np.bincount(own, minlength=width + 1) for own in distances])
-                tables.append((int(width), found / max(1, len(codes))))
-            places = [divmod(step, count) for step in range(self.n_bits + 1)]
-            lookups = np.array([comb(tables[a][0], weight) for weight, a in places], float)
-            shares = np.stack([tables[a][1][:, weight] for weight, a in places], axis=1)
-            self._steps[count] = lookups, shares
-        return self._steps[count]
+        tables = []
+        for start, width in zip(*cut_bits(self.n_bits, count), strict=True):
+            codes, queries = (read_substring(code_words(part), start, width) for part in (self.codes, self.queries))
+            distances = np.bitwise_count(queries[:, None] ^ codes)
+            found = np.stack([np.bincount(own, minlength=width + 1) for own in distances])
+            tables.append((int(width), found / max(1, len(codes))))
+        places = [divmod(step, count) for step in range(self.n_bits + 1)]
+        lookups = np.array([comb(tables[a][0], weight) for weight, a in places], float)
+        return lookups, np.stack([tables[a][1][:, weight] for weight, a in places], axis=1)
 
-    def table_cost(self, count: int, rows: int, reach: np.ndarray, k: int | None, costs: Costs) -> np.ndarray:
+    def table_cost(
+        self, steps: tuple[np.ndarray, np.ndarray], rows: int, reach: np.ndarray, k: int | None, costs: Costs
+    ) -> np.ndarray:
         """(q,) nanoseconds of queries that must look as far as ``reach`` (q,) in tables of ``rows`` codes."""
-        lookups, shares = self.steps(count)
+        lookups, shares = steps
         # A search ends with the first step at or beyond the k-th distance; one between two distances goes part way.
         taken = np.clip(reach[:, None] + 1.0 - np.arange(self.n_bits + 1), 0.0, 1.0)
         lookups, met = taken * lookups, taken * shares * rows
@@ -139,7 +134,7 @@ def predict(
     in order; each begins with the k-th distance of those before.
     """
     flat, multi, reach = np.zeros((3, len(sample.queries)))
-    seen = 0
+    steps, seen = cache(sample.steps), 0
     for rows, substrings in tables:
         seen += rows
         reach = np.full(len(flat), float(radius)) if k is None else sample.expected_distance(k, seen)
@@ -148,7 +143,7 @@ def predict(
         if substrings == 0:
             multi += scan
             continue
-        spent = sample.table_cost(substrings, rows, reach, k, costs)
+        spent = sample.table_cost(steps(substrings), rows, reach, k, costs)
         allowed = ALLOWANCE * costs.of_scan(sample.n_bits, rows)
         multi += costs.query + np.where(spent <= allowed, spent, allowed + scan)
     return Prediction(float(flat.mean()), float(multi.mean()), float(reach.mean()))
@@ -231,29 +226,26 @@ class Planner:
         if found.method == "flat" or saved <= 0:
             return False, f"a flat scan: {why}"
         self._missed += saved
-        loading = LOAD_NANOSECONDS_PER_BYTE * self._table_bytes / tabled
+        loading = self.capacity.load_nanoseconds * self._table_bytes / tabled
         if not self._loaded and self._missed < loading:
             took = f"loading the bucket tables takes {loading / 1e9:.2g} s, which this does not save"
             return False, f"a flat scan: {took}"
         return True, f"bucket tables: {why}"
 
     def predicted(self, question: Question, queries: QueryBatch, selection: Selection) -> Prediction:
-        """What the two ways cost; remembered, for other queries are as many codes away."""
-        if selection:
-            return self._predict(question, queries.codes, selection)
+        """What the two ways cost; remembered where all rows count, for other queries are as many codes away."""
         key = question, min(len(queries), 2)
-        if key not in self._predicted:
-            self._predicted[key] = self._predict(question, queries.codes, selection)
-        return self._predicted[key]
-
-    def _predict(self, question: Question, codes: np.ndarray, selection: Selection) -> Prediction:
-        sought, live_share = question.sought or {}, selection.share(self.index.rows)
+        if not selection and key in self._predicted:
+            return self._predicted[key]
+        sought, live_share = dict(question.sought or {}), selection.share(self.index.rows)
         if "k" in sought:
-            sought = {"k": max(1, round(sought["k"] / live_share))}
-        probes = np.unique(np.linspace(0, len(codes) - 1, min(PROBES, len(codes))).astype(int))
-        sample = Sample(self._sample, codes[probes], self.index.bits)
+            sought["k"] = max(1, round(sought["k"] / live_share))
+        probes = np.unique(np.linspace(0, len(queries) - 1, min(PROBES, len(queries))).astype(int))
+        sample = Sample(self._sample, queries.codes[probes], self.index.bits)
         tables = [(part.rows, part.substrings) for part in self.partitions]
-        found = predict(sample, tables, n_queries=len(codes), k=sought.get("k"), radius=sought.get("radius", 0))
+        found = predict(sample, tables, n_queries=len(queries), costs=self.capacity.costs, **sought)
+        if not selection:
+            self._predicted[key] = found
         return replace(found, flat=found.flat * live_share) if FEW_LIVE * live_share < 1 else found
 
     def _sentence(self, found: Prediction, question: Question) -> str:

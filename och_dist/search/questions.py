@@ -17,9 +17,8 @@ import numpy as np
 
 from och_dist.cluster import reduce_tasks
 from och_dist.errors import UsageError
-from och_dist.kernels.asymmetric import spherical_top_k, weighted_pairs, weighted_top_k
+from och_dist.kernels import asymmetric, hamming
 from och_dist.kernels.euclidean import exact_distances
-from och_dist.kernels.hamming import hamming_histogram, hamming_radius, hamming_top_k, merge_radius, merge_top_k
 from och_dist.methods.base import Hasher
 from och_dist.stage import Context
 from och_dist.store import Corpus, CorpusRef, Index, Neighbors, RadiusNeighbors
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 Ranking = Literal["hamming", "asymmetric", "spherical"]
 RerankBy = Literal["euclidean", "asymmetric"]
+RANKINGS, RERANKINGS = get_args(Ranking), get_args(RerankBy)
 
 NearestPart = tuple[np.ndarray, np.ndarray]
 RadiusPart = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -86,9 +86,14 @@ class Question(ABC):
         """What bucket tables are to find: {"k": ...} or {"radius": ...}; None where they do not help."""
         return None
 
+    def width(self, index: Index) -> int:
+        """Numbers in the answer to one query."""
+        return 1
+
     def batch_size(self, index: Index, asked: int = 0, part: Any = None) -> int:
-        """Queries of the next batch; the last had ``asked``, with the answer ``part``."""
-        return MAX_BATCH
+        """Queries of the next batch, whose answer stays below BATCH_BYTES; the last had ``asked``, with the answer
+        ``part``."""
+        return int(max(1, min(MAX_BATCH, BATCH_BYTES // (12 * max(self.width(index), 1)))))
 
     def prepare(self, hasher: Hasher, vectors: np.ndarray) -> QueryBatch:
         """What partitions hear of query vectors (q, d)."""
@@ -131,12 +136,11 @@ class Nearest(Question):
     def __post_init__(self) -> None:
         if self.k < 1:
             raise UsageError(f"k={self.k}; use at least 1")
-        if self.ranking not in get_args(Ranking):
-            raise UsageError(f"ranking {self.ranking!r} is not known; use one of {', '.join(get_args(Ranking))}")
+        for name, value, known in (("ranking", self.ranking, RANKINGS), ("rerank_by", self.rerank_by, RERANKINGS)):
+            if value not in known:
+                raise UsageError(f"{name}={value!r}; use one of {', '.join(known)}")
         if self.rerank is not None and self.rerank < self.k:
             raise UsageError(f"{self.rerank} candidates cannot be re-ranked to {self.k} neighbours; use at least k")
-        if self.rerank_by not in get_args(RerankBy):
-            raise UsageError(f"rerank_by={self.rerank_by!r}; use one of {', '.join(get_args(RerankBy))}")
         if self.rerank_by == "asymmetric" and self.ranking != "hamming":
             raise UsageError(f"the {self.ranking} order cannot be re-ranked by asymmetric distance; rank by hamming")
 
@@ -158,8 +162,8 @@ class Nearest(Question):
     def sought(self) -> dict[str, int] | None:
         return {"k": self.depth} if self.ranking == "hamming" else None
 
-    def batch_size(self, index: Index, asked: int = 0, part: Any = None) -> int:
-        return _batch_of(min(self.depth, index.live_rows))
+    def width(self, index: Index) -> int:
+        return min(self.depth, index.live_rows)
 
     def prepare(self, hasher: Hasher, vectors: np.ndarray) -> QueryBatch:
         if "asymmetric" in (self.ranking, self.order):
@@ -167,25 +171,24 @@ class Nearest(Question):
         return super().prepare(hasher, vectors)
 
     def chunk(self, codes: HeldCodes, queries: QueryBatch, so_far: NearestPart | None = None) -> NearestPart:
-        distances, rows = self._nearest(codes, queries, so_far)
-        return distances, codes.numbered(rows)
-
-    def _nearest(self, codes: HeldCodes, queries: QueryBatch, so_far: NearestPart | None) -> NearestPart:
-        k, live = self.depth, codes.live
+        k, block, live = self.depth, codes.block, codes.live
         if self.ranking == "asymmetric":
             assert queries.weights is not None  # added by prepare for this ranking
-            return weighted_top_k(queries.codes, queries.weights, codes.block, k, live=live)
-        if self.ranking == "spherical":
-            return spherical_top_k(queries.codes, codes.block, k, live=live)
-        limits = None
-        if so_far is not None and so_far[0].shape[1] == k:
-            limits = np.ascontiguousarray(so_far[0][:, -1])
-        if codes.tables is not None:
-            return codes.tables.top_k(queries.codes, k, live=live, limits=limits)
-        return hamming_top_k(queries.codes, codes.block, k, live=live, limits=limits)
+            distances, rows = asymmetric.weighted_top_k(queries.codes, queries.weights, block, k, live=live)
+        elif self.ranking == "spherical":
+            distances, rows = asymmetric.spherical_top_k(queries.codes, block, k, live=live)
+        else:
+            limits = None
+            if so_far is not None and so_far[0].shape[1] == k:
+                limits = np.ascontiguousarray(so_far[0][:, -1])
+            if codes.tables is not None:
+                distances, rows = codes.tables.top_k(queries.codes, k, live=live, limits=limits)
+            else:
+                distances, rows = hamming.hamming_top_k(queries.codes, block, k, live=live, limits=limits)
+        return distances, codes.numbered(rows)
 
     def combine(self, parts: Sequence[NearestPart]) -> NearestPart:
-        return merge_top_k(parts, self.depth)
+        return hamming.merge_top_k(parts, self.depth)
 
     def finalise(self, part: NearestPart, queries: QueryBatch, vectors: np.ndarray, searcher: Searcher) -> Neighbors:
         (distances, rows), unranked = part, None
@@ -231,20 +234,17 @@ class WithinRadius(Question):
         if codes.tables is not None:
             indptr, distances, rows = codes.tables.radius(queries.codes, self.radius, live=codes.live)
         else:
-            indptr, distances, rows = hamming_radius(queries.codes, codes.block, self.radius, live=codes.live)
+            indptr, distances, rows = hamming.hamming_radius(queries.codes, codes.block, self.radius, live=codes.live)
         return indptr, distances, codes.numbered(rows)
 
     def combine(self, parts: Sequence[RadiusPart]) -> RadiusPart:
-        return merge_radius(parts)
+        return hamming.merge_radius(parts)
 
     def join(self, parts: Sequence[RadiusPart]) -> RadiusPart:
-        counts = [np.diff(indptr) for indptr, _, _ in parts]
-        indptr = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(counts))])
-        return indptr, np.concatenate([d for _, d, _ in parts]), np.concatenate([r for _, _, r in parts])
+        counts = np.concatenate([np.diff(indptr) for indptr, _, _ in parts])
+        return hamming.indptr_of(counts), *super().join([part[1:] for part in parts])
 
-    def finalise(
-        self, part: RadiusPart, queries: QueryBatch, vectors: np.ndarray, searcher: Searcher
-    ) -> RadiusNeighbors:
+    def finalise(self, part: RadiusPart, queries: Any, vectors: np.ndarray, searcher: Searcher) -> RadiusNeighbors:
         return RadiusNeighbors(*part, searcher.corpus.read_ids(part[2]) if self.ids else None)
 
 
@@ -252,11 +252,11 @@ class WithinRadius(Question):
 class Histogram(Question):
     """(q, bits + 1): how many codes lie at each Hamming distance."""
 
-    def batch_size(self, index: Index, asked: int = 0, part: Any = None) -> int:
-        return _batch_of(index.bits + 1)
+    def width(self, index: Index) -> int:
+        return index.bits + 1
 
     def chunk(self, codes: HeldCodes, queries: QueryBatch, so_far: Any = None) -> np.ndarray:
-        return hamming_histogram(queries.codes, codes.block, live=codes.live)
+        return hamming.hamming_histogram(queries.codes, codes.block, live=codes.live)
 
     def combine(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         return np.sum(parts, axis=0)
@@ -275,24 +275,21 @@ class Weigh(Question):
             places = np.searchsorted(codes.row_numbers, queries.rows)
             inside &= codes.row_numbers[np.minimum(places, codes.block.n - 1)] == queries.rows
         packed = codes.packed()[np.where(inside, places, 0)]
-        return np.where(inside, weighted_pairs(queries.codes, queries.weights, packed), -1)
+        return np.where(inside, asymmetric.weighted_pairs(queries.codes, queries.weights, packed), -1)
 
     def combine(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         return np.max(parts, axis=0)
 
 
-def _batch_of(width: int) -> int:
-    """Queries per batch, so that a partial result of ``width`` numbers each stays below BATCH_BYTES."""
-    return int(max(1, min(MAX_BATCH, BATCH_BYTES // (12 * max(width, 1)))))
-
-
-def euclidean_distances(corpus: Corpus, vectors: np.ndarray, rows: np.ndarray, context: Context) -> np.ndarray:
+def euclidean_distances(
+    corpus: Corpus, vectors: np.ndarray, rows: np.ndarray, context: Context, most_pairs: int = MAX_PAIRS
+) -> np.ndarray:
     """Exact distances (q, m) of query ``vectors`` (q, d) to their candidate ``rows`` (q, m) of the corpus.
 
-    Only the chunks that hold a candidate are read, each once for about MAX_PAIRS pairs.
+    Only the chunks that hold a candidate are read, each once for about ``most_pairs`` pairs.
     """
     squared = np.empty(rows.shape)
-    step = max(1, MAX_PAIRS // max(1, rows.shape[1]))
+    step = max(1, most_pairs // max(1, rows.shape[1]))
     firsts = [start for start, _ in corpus.partitions()][1:]
     for start in range(0, len(rows) if rows.size else 0, step):
         part = rows[start : start + step]

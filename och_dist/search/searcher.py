@@ -11,45 +11,16 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import numpy as np
 
-from och_dist import events
+from och_dist import events, store
 from och_dist.errors import BadInputError, ConflictError, UsageError
+from och_dist.search import placement, questions
 from och_dist.search.filters import EVERYTHING, Selection, find_rows, selection
-from och_dist.search.placement import (
-    Advance,
-    Answer,
-    Capacity,
-    Held,
-    Partition,
-    Placement,
-    hold,
-    place_codes,
-)
+from och_dist.search.placement import Advance, Answer, Capacity
 from och_dist.search.plan import Planner, SearchMethod
-from och_dist.search.questions import (
-    Histogram,
-    Nearest,
-    NearestPart,
-    QueryBatch,
-    Question,
-    Ranking,
-    RerankBy,
-    Weigh,
-    WithinRadius,
-)
+from och_dist.search.questions import Nearest, QueryBatch, Question
 from och_dist.sources import Queries, open_queries
 from och_dist.stage import Context
-from och_dist.store import (
-    Corpus,
-    Index,
-    Model,
-    Neighbors,
-    RadiusNeighbors,
-    check_expected,
-    join_neighbors,
-    no_neighbors,
-    open_corpus,
-    open_version,
-)
+from och_dist.store import Corpus, Index, Neighbors, RadiusNeighbors
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -77,23 +48,20 @@ class Searcher:
     def __init__(
         self,
         index: Index,
+        capacity: Capacity,
         *,
-        client: Client | None = None,
         resident: bool | None = None,
-        threads: int | None = None,
         corpus: str | None = None,
         method: SearchMethod = "auto",
     ) -> None:
-        self.index = index
-        self.model: Model = index.load_model()
-        self.context = Context(client=client)
-        self._corpus_url = corpus
-        self._capacity = Capacity.of(client, threads)
-        self._codes = place_codes(index, self._capacity, resident=resident)
-        self._tabled: Held | None = None
+        self.index, self.model = index, index.load_model()
+        self.context = Context(client=capacity.client)
+        self._corpus_url, self._capacity = corpus, capacity
+        self._codes = placement.place_codes(index, capacity, resident=resident)
+        self._tabled: placement.Held | None = None
         self._opening = threading.Lock()
-        held = isinstance(self._codes, Held)
-        self._planner = Planner(index, method, self._capacity, held=held, resident=resident)
+        held = isinstance(self._codes, placement.Held)
+        self._planner = Planner(index, method, capacity, held=held, resident=resident)
 
     def __enter__(self) -> Self:
         return self
@@ -103,9 +71,9 @@ class Searcher:
 
     def close(self) -> None:
         """Let go of the codes; another search would load them again."""
-        for placement in (self._codes, self._tabled):
-            if placement is not None:
-                placement.close()
+        self._codes.close()
+        if self._tabled is not None:
+            self._tabled.close()
 
     @property
     def plan(self) -> str:
@@ -127,11 +95,11 @@ class Searcher:
         """The vectors that the codes were made of."""
         if self._corpus_url is None:
             return corpus_of_index(self.index)
-        opened = open_corpus(self._corpus_url)
-        if opened.rows < self.index.rows or opened.dim != self.model.hasher.n_features_in_:
+        opened, dim = store.open_corpus(self._corpus_url), self.model.hasher.n_features_in_
+        if opened.rows < self.index.rows or opened.dim != dim:
             raise BadInputError(
                 f"{opened.url} has {opened.rows} rows of {opened.dim} dimensions, the index {self.index.rows} of "
-                f"{self.model.hasher.n_features_in_}; name the corpus that was encoded"
+                f"{dim}; name the corpus that was encoded"
             )
         return opened
 
@@ -157,9 +125,9 @@ class Searcher:
         queries: Any,
         *,
         k: int = 100,
-        ranking: Ranking = "hamming",
+        ranking: questions.Ranking = "hamming",
         rerank: int | None = None,
-        rerank_by: RerankBy = "euclidean",
+        rerank_by: questions.RerankBy = "euclidean",
         ids: bool = False,
         **rows: Unpack[ChosenRows],
     ) -> Neighbors:
@@ -169,9 +137,11 @@ class Searcher:
         """
         question = Nearest(k, ranking, rerank, rerank_by, ids)
         parts = list(self.ask(question, open_queries(queries), self.choose(**rows)))
-        return join_neighbors(parts) if parts else no_neighbors(k)
+        return store.join_neighbors(parts) if parts else store.no_neighbors(k)
 
-    def search_codes(self, codes: np.ndarray, *, k: int, only: Any = None, without: Any = None) -> NearestPart:
+    def search_codes(
+        self, codes: np.ndarray, *, k: int, only: Any = None, without: Any = None
+    ) -> questions.NearestPart:
         """(distances, rows) of the ``k`` codes nearest to packed query codes (q, bytes) of this index's own model."""
         width = -(-self.index.bits // 8)
         if codes.ndim != 2 or codes.dtype != np.uint8 or codes.shape[1] != width:
@@ -184,7 +154,7 @@ class Searcher:
 
         The other options are those of :class:`ChosenRows`.
         """
-        question = WithinRadius(radius, ids)
+        question = questions.WithinRadius(radius, ids)
         parts = list(self.ask(question, open_queries(queries), self.choose(**rows)))
         nothing = np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
         joined = question.join([nothing, *((part.indptr, part.distances, part.rows) for part in parts)])
@@ -196,7 +166,8 @@ class Searcher:
         The options are those of :class:`ChosenRows`.
         """
         nothing = np.empty((0, self.index.bits + 1), np.int64)
-        return np.concatenate([nothing, *self.ask(Histogram(), open_queries(queries), self.choose(**rows))])
+        counts = self.ask(questions.Histogram(), open_queries(queries), self.choose(**rows))
+        return np.concatenate([nothing, *counts])
 
     def ask(
         self,
@@ -217,8 +188,8 @@ class Searcher:
                 stop = min(start + size, queries.rows)
                 vectors, begun = queries.read(start, stop), time.perf_counter()
                 asked = question.prepare(self.model.hasher, vectors)
-                placement = self._placement(question, asked, selection)
-                answer = placement.start(question, asked, selection, None if question.refined else advance)
+                codes = self._placement(question, asked, selection)
+                answer = codes.start(question, asked, selection, None if question.refined else advance)
                 pending.append((begun, vectors, asked, answer))
                 start = stop
             begun, vectors, asked, answer = pending.popleft()
@@ -230,19 +201,19 @@ class Searcher:
             events.say("search", queries=count, seconds=time.perf_counter() - begun)
             yield found
 
-    def _placement(self, question: Question, queries: QueryBatch, selection: Selection) -> Placement:
+    def _placement(self, question: Question, queries: QueryBatch, selection: Selection) -> placement.Placement:
         """Whom to ask: the codes, or the codes with their bucket tables where these are faster."""
         if not self._planner.use_tables(question, queries, selection):
             return self._codes
         with self._opening:
             if self._tabled is None:
-                parts = [Partition(self.index.ref, part.chunks, part) for part in self._planner.partitions]
-                self._tabled = hold(self.index, parts, self._capacity)
+                parts = [placement.Partition(self.index.ref, part.chunks, part) for part in self._planner.partitions]
+                self._tabled = placement.hold(self.index, parts, self._capacity)
             return self._tabled
 
     def weigh(self, queries: QueryBatch) -> np.ndarray:
         """Asymmetric distances (q, m) of the candidates ``queries.rows``."""
-        return self._codes.start(Weigh(), queries, EVERYTHING)()
+        return self._codes.start(questions.Weigh(), queries, EVERYTHING)()
 
 
 def open_index(
@@ -261,15 +232,15 @@ def open_index(
     ``corpus`` tells where the vectors lie now, if not where they were encoded. An index whose model is not
     ``expect_model`` (``sha256:`` and its address) is refused.
     """
-    opened = open_version(str(path), version)
-    check_expected(opened.model, expect_model)
-    return Searcher(opened, client=client, resident=resident, threads=threads, corpus=corpus, method=method)
+    opened = store.open_version(str(path), version)
+    store.check_expected(opened.model, expect_model)
+    return Searcher(opened, Capacity.of(client, threads), resident=resident, corpus=corpus, method=method)
 
 
 def corpus_of_index(index: Index) -> Corpus:
     """The corpus version of which an index was made; it must still be there, and the same."""
     url, version = str(index.corpus.get("url")), int(index.corpus.get("version", 0))
-    corpus = open_corpus(url, version)
+    corpus = store.open_corpus(url, version)
     if corpus.fingerprint != index.corpus.get("fingerprint"):
         raise ConflictError(f"{url} is not the corpus any more that {index.url} was made of; encode it again")
     return corpus

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from och_dist import store
 from och_dist.errors import BadInputError, ConflictError, UsageError
 from och_dist.options import IDS, ROWS, ExpectModel, Option, QueryDataset, ResultFile, checked
 from och_dist.search.filters import Selection
@@ -16,19 +17,7 @@ from och_dist.search.questions import Histogram, Nearest, Question, Ranking, Rer
 from och_dist.search.searcher import Searcher, open_index
 from och_dist.sources import Queries, open_queries
 from och_dist.stage import Context, Report, Status, Stopwatch
-from och_dist.store import (
-    Neighbors,
-    RadiusNeighbors,
-    StoredNeighbors,
-    canonical,
-    check_output,
-    open_neighbors,
-    read_about,
-    save_histograms,
-    save_neighbors,
-    save_radius,
-    sha256,
-)
+from och_dist.store import Neighbors, RadiusNeighbors, StoredNeighbors
 
 RECALLS = (10, 100)
 
@@ -68,7 +57,7 @@ def search(
     """
     watch, context = Stopwatch("search"), context or Context()
     if output is not None:
-        check_output(output)
+        store.check_output(output)
     if k is not None and radius is not None:
         raise UsageError(f"k={k} and radius={radius}; a search takes one of them")
     if histogram and (k, radius, rerank, truth, ids, ranking) != (None, None, None, None, False, "hamming"):
@@ -107,8 +96,8 @@ def _answer(
     """Ask the question about all queries, in batches that are written or listed as they come."""
     index = searcher.index
     asked, kind, more = _described(question, searcher, queries, chosen)
-    key = canonical([index.to_json(), queries.fingerprint, chosen.fingerprint if chosen else None, *asked])
-    about = {"key": sha256(key), "index_version": index.version, "model": index.model, **kind}
+    key = store.canonical([index.to_json(), queries.fingerprint, chosen.fingerprint if chosen else None, *asked])
+    about = {"key": store.sha256(key), "index_version": index.version, "model": index.model, **kind}
     facts = {
         "index": index.url,
         "version": index.version,
@@ -118,7 +107,7 @@ def _answer(
         "output": output,
         **more,
     }
-    stored = output is not None and output.endswith(".zarr") and read_about(output)
+    stored = output is not None and output.endswith(".zarr") and store.read_about(output)
     if recall is None and stored and stored.get("key") == about["key"]:
         return "nothing to do", facts
     answers = searcher.ask(question, queries, chosen, context.progress("search", queries.rows))
@@ -131,11 +120,11 @@ def _answer(
         if isinstance(question, WithinRadius):
             facts["found"] = sum(len(entry["rows"]) for entry in lists)
     elif isinstance(question, WithinRadius):
-        facts["found"] = save_radius(output, answers, about=about)
+        facts["found"] = store.save_radius(output, answers, about=about)
     elif isinstance(question, Histogram):
-        save_histograms(output, answers, bits=index.bits, about=about, **sizes)
+        store.save_histograms(output, answers, bits=index.bits, about=about, **sizes)
     else:
-        save_neighbors(output, answers, width=facts["k"], about=about, **sizes)
+        store.save_neighbors(output, answers, width=facts["k"], about=about, **sizes)
     if not isinstance(question, Histogram):
         facts["plan"] = searcher.plan
     if recall is not None:
@@ -188,7 +177,7 @@ class Recall:
     """Share of the true nearest neighbours among as many found, and among those found before re-ranking."""
 
     def __init__(self, truth: str, searcher: Searcher, queries: Queries) -> None:
-        self.truth = open_neighbors(truth)
+        self.truth = store.open_neighbors(truth)
         self.done = 0
         self.sums: dict[str, float] = {}
         check_truth(searcher, queries, self.truth)

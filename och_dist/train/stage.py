@@ -17,6 +17,7 @@ from och_dist.methods.base import Hasher, one_thread
 from och_dist.methods.linear import LinearHasher
 from och_dist.options import Option, Seed, checked
 from och_dist.stage import Context, Report, Stopwatch, require_room
+from och_dist.store import Corpus
 from och_dist.train.data import KMEANS_ROUNDS, TRAIN_ROWS, training_data
 from och_dist.train.rows import CorpusRows
 
@@ -116,7 +117,7 @@ def sample_ones(hasher: Hasher, pool: np.ndarray) -> dict[str, Any]:
     return {"rows": len(rows), "ones": ones.tolist()}
 
 
-def _facts(models: str, address: str, corpus: store.Corpus) -> dict[str, Any]:
+def _facts(models: str, address: str, corpus: Corpus) -> dict[str, Any]:
     model = store.load_model(store.open_objects(models), address)
     training = model.provenance.get("training", {})
     curve = training.get("loss_curve") or []

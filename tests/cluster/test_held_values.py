@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from och_dist.cluster import ask_values, begin_asking, hold_values
-from och_dist.cluster.held_values import SMALL_BYTES
+from och_dist.cluster.held_values import FEW_THREADS, SMALL_BYTES, HeldValues
 from och_dist.errors import BadInputError
 from tests.support.cluster_help import wait_until
 
@@ -32,37 +31,60 @@ def total(parts: Sequence[int]) -> int:
     return sum(parts)
 
 
+SEEN: list[int] = []
+
+
 def largest(parts: Sequence[int]) -> int:
+    """Notes in SEEN, that of its own process, how many there are."""
+    SEEN.append(len(parts))
     return max(parts)
 
 
-@pytest.mark.parametrize("nbytes", [1, SMALL_BYTES + 1])
-def test_asked_as_tasks(client: Any, nbytes: int) -> None:
+@pytest.mark.parametrize("size", [3, SMALL_BYTES // 8])
+def test_asked_as_tasks(client: Any, size: int) -> None:
     """At once after they are asked for: nothing is held yet."""
-    held = hold_values(ten_times, range(COUNT), client=client, name="ten_times")
-    payloads = [np.arange(3), np.arange(4)] * (COUNT // 2)
-    finish = begin_asking(plus, held, payloads, total, client=client, name="plus", nbytes=nbytes)
-    assert finish() == sum(plus(10 * n, payload) for n, payload in enumerate(payloads))
+    held = HeldValues(ten_times, range(COUNT), client=client, name="ten_times")
+    payloads = [np.arange(size), np.arange(4)] * (COUNT // 2)
+    answer = held.ask(plus, payloads, total, name="plus")
+    assert answer() == sum(plus(10 * n, payload) for n, payload in enumerate(payloads))
+
+
+def in_place(held: HeldValues) -> HeldValues:
+    wait_until(lambda: all(future.done() for future in held.futures()), 30)
+    return held
 
 
 def test_asked_in_one_trip(client: Any) -> None:
-    held = hold_values(ten_times, range(9), client=client, name="ten_times")
-    derived = hold_values(plus, held, [np.arange(n) for n in range(9)], client=client, name="plus")
+    held = HeldValues(ten_times, range(9), client=client, name="ten_times")
+    derived = in_place(HeldValues(plus, held, [np.arange(n) for n in range(9)], client=client, name="plus"))
     values = [plus(10 * n, np.arange(n)) for n in range(9)]
-    wait_until(lambda: all(future.done() for future in derived), 30)
-    payload = np.ones(2)
-    assert ask_values(plus, derived, [payload] * 9, client=client)() == [plus(value, payload) for value in values]
-    merged = ask_values(plus, derived, [payload] * 9, client=client, merge=largest)()
-    assert merged is not None
-    assert 1 <= len(merged) <= 2
-    assert max(merged) >= max(values)
+    payload, places = np.ones(2), [4, 0, 8]
+    expected = [plus(values[place], payload) for place in places]
+    assert derived.ask(plus, [payload] * 3, list, name="plus", places=places)() == expected
+    assert derived.ask(plus, [payload] * 9, largest, name="plus")() >= max(values)
+    assert 1 <= SEEN[-1] <= 2, "one answer of each worker"
+    assert not derived.disturbed
+
+
+def test_what_is_forgotten_is_made_again(client: Any) -> None:
+    held = HeldValues(ten_times, range(5), client=client, name="ten_times")
+    derived = HeldValues(plus, held, [np.arange(n) for n in range(5)], client=client, name="plus")
+    before = held.futures(), derived.futures()
+    assert (held.futures(), derived.futures()) == before
+    held.forget()
+    assert derived.futures() is not before[1], "made of values that are no more"
+    again = derived.futures()
+    derived.forget()
+    assert held.futures() is not before[0]
+    assert derived.futures() is not again
+    values = [plus(10 * n, np.arange(n)) for n in range(5)]
+    assert derived.ask(plus, [np.zeros(1)] * 5, total, name="plus")() == sum(values)
 
 
 def test_an_error_of_ours_arrives_as_it_was(client: Any) -> None:
-    held = hold_values(ten_times, range(COUNT), client=client, name="ten_times")
+    held = HeldValues(ten_times, range(COUNT), client=client, name="ten_times")
     payloads = [np.zeros(1)] * COUNT
     with pytest.raises(BadInputError, match="0 is bad"):
-        begin_asking(refuse, held, payloads, total, client=client, name="refuse", nbytes=1)()
-    wait_until(lambda: all(future.done() for future in held), 30)
+        held.ask(refuse, payloads, total, name="refuse", threads=FEW_THREADS + 1)()
     with pytest.raises(BadInputError, match="is bad"):
-        ask_values(refuse, held, payloads, client=client)()
+        in_place(held).ask(refuse, payloads, total, name="refuse")()

@@ -15,19 +15,16 @@ from och_dist.cluster.connection import ClusterOptions, connect
 from och_dist.encode.stage import encode
 from och_dist.ingest.stage import ingest
 from och_dist.kernels.packing import unpack_bits
-from och_dist.search import placement
 from och_dist.search.filters import row_set
 from och_dist.search.searcher import open_index
 from och_dist.train.stage import train
+from tests.support.searching import open_within
 
 ROWS, BITS, CLIENTS, KILLS = 20_000, 32, 4, 2
 
 
 @pytest.mark.parametrize("copied_bytes", [0, 1 << 20])
-def test_no_answer_is_wrong_while_workers_are_killed(
-    copied_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(placement, "COPIED_BYTES", copied_bytes)
+def test_no_answer_is_wrong_while_workers_are_killed(copied_bytes: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(ROWS, 8)).astype(np.float32)
     np.save(tmp_path / "vectors.npy", vectors)
@@ -45,7 +42,10 @@ def test_no_answer_is_wrong_while_workers_are_killed(
     answers = [0] * CLIENTS
     wrong: list[str] = []
     over = threading.Event()
-    with connect(ClusterOptions(workers=2, dashboard=False)) as client, open_index(index, client=client) as searcher:
+    with (
+        connect(ClusterOptions(workers=2, dashboard=False)) as client,
+        open_within(index, client=client, copied_bytes=copied_bytes) as searcher,
+    ):
 
         def ask(number: int) -> None:
             while not over.is_set() and not wrong:

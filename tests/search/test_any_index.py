@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 
 from och_dist import LSH
 from och_dist.kernels.packing import unpack_bits
-from och_dist.search import placement
 from och_dist.search.bucket_tables import build_tables
-from och_dist.search.searcher import open_index
 from och_dist.store.arrays import write_chunk
 from och_dist.store.index import IndexSegment, Job, model_objects, next_version
 from och_dist.store.manifest import commit_version
@@ -27,6 +25,7 @@ from och_dist.store.model import save_model
 from och_dist.store.objects import open_objects
 from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
+from tests.support.searching import open_within
 
 DIM = 8
 WAYS: dict[str, dict[str, Any]] = {
@@ -127,14 +126,12 @@ def test_every_way_against_all_distances_and_faiss(data: st.DataObject, world: W
     radius = data.draw(st.integers(0, world.bits + 3))
     way = data.draw(st.sampled_from(sorted(WAYS)))
     rows = chosen_rows(world, choice)
-    with world.index() as index, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(placement, "MOST_PAIRS", pairs)
-        patch.setattr(placement, "LEAST_QUERIES", 2)
+    with world.index() as index:
         if way == "bucket tables":
             if not world.live.any():
                 return
             build_tables(index, least_rows=1, partition_rows=64)
-        with open_index(index, **WAYS[way]) as searcher:
+        with open_within(index, **WAYS[way], most_pairs=pairs, least_queries=2) as searcher:
             hasher = searcher.model.hasher
             stored, asked = (unpack_bits(hasher.encode_block(x), world.bits) for x in (world.rows, world.queries))
             differ = stored[None] != asked[:, None]

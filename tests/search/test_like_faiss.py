@@ -20,6 +20,7 @@ from och_dist.search.searcher import Searcher, open_index
 from och_dist.train.stage import train
 from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
+from tests.support.searching import open_within
 from tests.support.stage_data import all_codes, clustered, corpus_of
 
 faiss = pytest.importorskip("faiss")
@@ -181,16 +182,15 @@ def test_added_in_steps_while_searching(
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
-def test_shards(index: str, queries: np.ndarray, parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards(index: str, queries: np.ndarray, parts: int) -> None:
     expected = ours(open_index(index), queries)
-    monkeypatch.setattr("och_dist.search.placement.MAX_PARTITION_BYTES", -(-4 * ROWS // parts))
     shards = faiss.IndexBinaryShards(BITS)
     codes, kept = all_codes(index), []
     for part in np.array_split(codes, parts):
         kept.append(flat(part))
         shards.add_shard(kept[-1])
     for options in ({"threads": 1}, {"threads": 3}, {"resident": False, "threads": 2}):
-        with open_index(index, **options) as searcher:
+        with open_within(index, partition_bytes=-(-4 * ROWS // parts), **options) as searcher:
             same(ours(searcher, queries), expected)
             np.testing.assert_array_equal(expected[0], shards.search(searcher.encode(queries), K)[0])
 

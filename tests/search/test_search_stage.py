@@ -10,11 +10,12 @@ import pytest
 
 from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, NonFiniteError, UsageError
-from och_dist.search import placement, questions
+from och_dist.search.placement import Capacity, ReadEachTime, place_codes
 from och_dist.search.stage import open_index, search
 from och_dist.stage import Context
 from och_dist.store.index import open_version
 from och_dist.store.results import open_neighbors
+from tests.support.searching import open_within
 from tests.support.stage_data import all_codes, clustered, corpus_of
 
 ROWS = 400
@@ -62,12 +63,10 @@ def index(vectors: np.ndarray, model: str, tmp_path_factory: pytest.TempPathFact
     return index_of(tmp_path_factory.mktemp("searched"), vectors[:ROWS], model, 60, (250,))
 
 
-def test_codes_that_take_too_much_memory_are_read_each_time(
-    index: str, queries: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(placement, "CACHE_BYTES", 0)
-    monkeypatch.setattr(questions, "MAX_BATCH", 5)
-    found = open_index(index).search(queries, k=30)
+def test_codes_that_take_too_much_memory_are_read_each_time(index: str, queries: np.ndarray) -> None:
+    with open_within(index, memory=1000) as searcher:
+        assert isinstance(place_codes(searcher.index, Capacity(None, 1, 1000), resident=None), ReadEachTime)
+        found = searcher.search(queries, k=30)
     np.testing.assert_array_equal(found.rows, brute(index, queries, 30)[1])
 
 
@@ -123,9 +122,8 @@ def test_bad_queries_are_refused(queries: Any, options: dict[str, Any], error: t
         search(index, queries, **options)
 
 
-def test_progress_counts_the_queries(index: str, queries: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(questions, "MAX_BATCH", 10)
+def test_progress_counts_the_queries(index: str, queries: np.ndarray) -> None:
     seen: list[Any] = []
     context = Context(progress=lambda name, total: seen.append((name, total)) or seen.append)
-    search(index, queries, k=3, context=context)
-    assert seen == [("search", 23), 10, 10, 3]
+    search(index, np.resize(queries, (10_000, 16)), k=3, context=context)
+    assert seen == [("search", 10_000), 4096, 4096, 1808]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +20,22 @@ from och_dist.encode.stage import encode
 from och_dist.errors import BadInputError, UsageError
 from och_dist.evaluate.exact import truth
 from och_dist.ingest.stage import ingest
+from och_dist.kernels.buckets import Costs
 from och_dist.kernels.packing import unpack_bits
-from och_dist.search import placement, questions
-from och_dist.search import plan as planning
 from och_dist.search.bucket_tables import build_tables
-from och_dist.search.questions import Histogram, Nearest
+from och_dist.search.filters import selection
+from och_dist.search.placement import Capacity
+from och_dist.search.plan import Planner
+from och_dist.search.questions import Histogram, Nearest, QueryBatch, WithinRadius, euclidean_distances
 from och_dist.search.searcher import Searcher, open_index
 from och_dist.search.stage import search
 from och_dist.sources.queries import open_queries
 from och_dist.stage import Context
+from och_dist.store.index import Index, open_version
 from och_dist.store.results import open_neighbors, read_about
 from och_dist.upkeep.compaction import compact
 from och_dist.upkeep.deletion import delete
+from tests.support.searching import open_within
 from tests.support.stage_data import BITS, clustered, corpus_of
 
 ROWS = 700
@@ -40,7 +46,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "read each time": {"threads": 1, "resident": False},
     "read each time by two threads": {"threads": 2, "resident": False},
     "on workers": {"client": True, "resident": True},
-    "copies on workers": {"client": True, "copies": True},
+    "copies on workers": {"client": True, "copied_bytes": 1 << 20},
     "on workers, read each time": {"client": True, "resident": False},
     "bucket tables": {"threads": 2, "method": "multi-index"},
     "bucket tables on workers": {"client": True, "method": "multi-index"},
@@ -96,11 +102,8 @@ def client() -> Iterator[Client]:
 
 
 @pytest.fixture(params=list(WAYS))
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    options = dict(WAYS[request.param])
-    monkeypatch.setattr(placement, "COPIED_BYTES", 1 << 20 if options.pop("copies", False) else 0)
-    monkeypatch.setattr(placement, "FEW_QUERIES", 4)
-    monkeypatch.setattr(placement, "FEW_ROWS", 256)
+def way(request: pytest.FixtureRequest) -> dict[str, Any]:
+    options = {"copied_bytes": 0, "few_queries": 4, "few_rows": 256, **WAYS[request.param]}
     if options.pop("client", False):
         options["client"] = request.getfixturevalue("client")
     return options
@@ -134,7 +137,7 @@ def test_every_way_is_brute_force(
     kind: str, way: dict[str, Any], indexes: dict[str, str], vectors: np.ndarray, queries: np.ndarray, names: np.ndarray
 ) -> None:
     half = np.arange(ROWS) % 2 == 0
-    with open_index(indexes[kind], **way) as searcher:
+    with open_within(indexes[kind], **way) as searcher:
         oracle = Oracle(vectors, searcher, queries, kind)
         for ranking in ("hamming", "asymmetric", "spherical"):
             for k in (1, 30, 1000):
@@ -172,7 +175,7 @@ def test_every_way_is_brute_force(
 def test_candidates_are_ranked_anew(
     by: str, kind: str, way: dict[str, Any], indexes: dict[str, str], vectors: np.ndarray, queries: np.ndarray
 ) -> None:
-    with open_index(indexes[kind], **way) as searcher:
+    with open_within(indexes[kind], **way) as searcher:
         oracle = Oracle(vectors, searcher, queries, kind)
         found = searcher.search(queries, k=10, rerank=60, rerank_by=by)
         candidates = oracle.top(oracle.hamming, 60)[1]
@@ -183,21 +186,57 @@ def test_candidates_are_ranked_anew(
             np.testing.assert_allclose(found.distances[query], distances[0], rtol=1e-12)
 
 
-def test_small_batches_and_few_pairs(
-    way: dict[str, Any], indexes: dict[str, str], queries: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_index(indexes["deleted"], **way) as searcher:
+class SmallNearest(Nearest):
+    """Asked for two queries at a time."""
+
+    def batch_size(self, index: Index, asked: int = 0, part: Any = None) -> int:
+        return 2
+
+
+class SmallRadius(WithinRadius):
+    """Asked for one, two, three, one, ... queries at a time."""
+
+    def batch_size(self, index: Index, asked: int = 0, part: Any = None) -> int:
+        return asked % 3 + 1
+
+
+def test_small_batches(way: dict[str, Any], indexes: dict[str, str], queries: np.ndarray) -> None:
+    with open_within(indexes["deleted"], **way) as searcher:
         whole = searcher.search(queries, k=20, rerank=50)
         within = searcher.radius(queries, radius=4)
-        monkeypatch.setattr(questions, "MAX_BATCH", 2)
-        monkeypatch.setattr("och_dist.search.questions.MAX_PAIRS", 120)
-        monkeypatch.setattr(questions, "RADIUS_MATCHES", 30)
-        parts = searcher.search(queries, k=20, rerank=50)
-        np.testing.assert_array_equal(parts.rows, whole.rows)
-        np.testing.assert_array_equal(parts.distances, whole.distances)
-        again = searcher.radius(queries, radius=4)
-        for name in ("indptr", "rows", "distances"):
-            np.testing.assert_array_equal(getattr(again, name), getattr(within, name))
+        parts = list(searcher.ask(SmallNearest(20, rerank=50), open_queries(queries)))
+        assert [len(part.rows) for part in parts] == [2, 2, 2, 2, 1]
+        for name in ("rows", "distances"):
+            found = np.concatenate([getattr(part, name) for part in parts])
+            np.testing.assert_array_equal(found, getattr(whole, name))
+        again = list(searcher.ask(SmallRadius(4), open_queries(queries)))
+        assert [len(part.indptr) - 1 for part in again] == [1, 2, 3, 1, 2]
+        counts = np.concatenate([np.diff(part.indptr) for part in again])
+        np.testing.assert_array_equal(counts, np.diff(within.indptr))
+        for name in ("rows", "distances"):
+            found = np.concatenate([getattr(part, name) for part in again])
+            np.testing.assert_array_equal(found, getattr(within, name))
+
+
+def test_batches_have_a_bounded_answer(indexes: dict[str, str]) -> None:
+    index = open_version(indexes["plain"])
+    assert (Nearest(3).batch_size(index), Histogram().batch_size(index)) == (4096, 4096)
+    wide = replace(index, bits=1 << 17)
+    assert 8 <= Histogram().batch_size(wide) <= 16
+    found = np.array([0, 1, 1 << 19]), np.empty(0), np.empty(0)
+    assert WithinRadius(3).batch_size(index) == 16
+    assert WithinRadius(3).batch_size(index, 16, found) == 4, "as many as give 2 million matches"
+    assert WithinRadius(3).batch_size(index, 16, (np.array([0, 1]),)) == 64
+    assert WithinRadius(3).batch_size(index, 4000, (np.array([0, 1]),)) == 4096
+
+
+def test_few_pairs_are_measured_at_a_time(indexes: dict[str, str], queries: np.ndarray, client: Client) -> None:
+    with open_index(indexes["plain"], threads=1) as searcher:
+        rows, corpus = searcher.search(queries, k=50).rows, searcher.corpus
+    whole = euclidean_distances(corpus, queries, rows, Context())
+    for context in (Context(), Context(client=client)):
+        parts = euclidean_distances(corpus, queries, rows, context, most_pairs=120)
+        np.testing.assert_array_equal(parts, whole)
 
 
 def test_an_index_of_deleted_rows(way: dict[str, Any], vectors: np.ndarray, model: str, tmp_path: Path) -> None:
@@ -206,7 +245,7 @@ def test_an_index_of_deleted_rows(way: dict[str, Any], vectors: np.ndarray, mode
     build_tables(index, least_rows=1)
     delete(index, rows=range(70))
     for _ in range(1 if way.get("method") else 2):
-        with open_index(index, **way) as searcher:
+        with open_within(index, **way) as searcher:
             assert searcher.search(vectors[:3], k=5).rows.shape == (3, 0)
             assert searcher.search(vectors[:3], k=5, rerank=9).rows.shape == (3, 0)
             assert searcher.radius(vectors[:3], radius=20).indptr.tolist() == [0, 0, 0, 0]
@@ -217,7 +256,7 @@ def test_an_index_of_deleted_rows(way: dict[str, Any], vectors: np.ndarray, mode
 def test_closing_lets_go_and_searching_loads_again(
     way: dict[str, Any], indexes: dict[str, str], queries: np.ndarray
 ) -> None:
-    searcher = open_index(indexes["plain"], **way)
+    searcher = open_within(indexes["plain"], **way)
     first = searcher.search(queries, k=5)
     searcher.close()
     if (client := way.get("client")) is not None:
@@ -294,7 +333,7 @@ def test_rows_are_chosen_by_id_in_every_way(
     way: dict[str, Any], indexes: dict[str, str], queries: np.ndarray, names: np.ndarray
 ) -> None:
     some = [600, 3, 7, 250]
-    with open_index(indexes["compacted"], **way) as searcher:
+    with open_within(indexes["compacted"], **way) as searcher:
         for by_id, by_row in (
             ({"only_ids": names[some]}, {"only": some}),
             ({"without_ids": list(names[some])}, {"without": some}),
@@ -311,12 +350,11 @@ def test_rows_are_chosen_by_id_in_every_way(
 
 
 def test_long_batches_are_asked_in_pieces_and_tell_of_them(
-    way: dict[str, Any], indexes: dict[str, str], queries: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    way: dict[str, Any], indexes: dict[str, str], queries: np.ndarray
 ) -> None:
-    with open_index(indexes["deleted"], **way) as searcher:
-        whole = searcher.search(queries, k=20, rerank=30), searcher.radius(queries, radius=6)
-        monkeypatch.setattr(placement, "MOST_PAIRS", 4 * ROWS)
-        monkeypatch.setattr(placement, "LEAST_QUERIES", 2)
+    pieces = {**way, "most_pairs": 4 * ROWS, "least_queries": 2}
+    with open_within(indexes["deleted"], **way) as plain, open_within(indexes["deleted"], **pieces) as searcher:
+        whole = plain.search(queries, k=20, rerank=30), plain.radius(queries, radius=6)
         parts = searcher.search(queries, k=20, rerank=30), searcher.radius(queries, radius=6)
         for a, b in zip(whole, parts, strict=True):
             np.testing.assert_array_equal(a.rows, b.rows)
@@ -331,13 +369,10 @@ def test_long_batches_are_asked_in_pieces_and_tell_of_them(
         assert sum(told) == len(queries)
 
 
-def test_reading_codes_tells_of_every_partition(
-    indexes: dict[str, str], queries: np.ndarray, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(placement, "MAX_PARTITION_BYTES", 500)
+def test_reading_codes_tells_of_every_partition(indexes: dict[str, str], queries: np.ndarray, client: Client) -> None:
     for way in ({"threads": 1}, {"threads": 2}, {"client": client}):
         told: list[int] = []
-        with open_index(indexes["plain"], resident=False, **way) as searcher:
+        with open_within(indexes["plain"], resident=False, partition_bytes=500, **way) as searcher:
             list(searcher.ask(Nearest(3), open_queries(queries), advance=told.append))
         assert sum(told) == len(queries)
         assert len(told) >= 3
@@ -356,13 +391,12 @@ class WatchedNearest(Nearest):
 
 @pytest.mark.parametrize("method", ["flat", "multi-index"])
 def test_later_partitions_of_a_worker_know_what_earlier_ones_found(
-    method: Any, indexes: dict[str, str], queries: np.ndarray, client: Client, monkeypatch: pytest.MonkeyPatch
+    method: Any, indexes: dict[str, str], queries: np.ndarray, client: Client
 ) -> None:
-    monkeypatch.setattr(placement, "MAX_PARTITION_BYTES", 500)  # 125 codes: 6 partitions
-    monkeypatch.setattr(placement, "COPIED_BYTES", 0)
+    small: dict[str, Any] = {"partition_bytes": 500, "copied_bytes": 0}  # 125 codes: 6 partitions
     with (
         open_index(indexes["deleted"], threads=1) as plain,
-        open_index(indexes["deleted"], client=client, resident=True, method=method) as searcher,
+        open_within(indexes["deleted"], client=client, resident=True, method=method, **small) as searcher,
     ):
         expected = plain.search(queries, k=9)
         searcher.search(queries, k=9)  # loads the codes, by tasks
@@ -426,35 +460,42 @@ def test_the_corpus_may_have_moved(
         short.search(queries, k=5, rerank=50)
 
 
-def test_the_faster_way_is_taken(
-    indexes: dict[str, str], queries: np.ndarray, vectors: np.ndarray, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Predicted costs are faked, the searches are not: what is decided here is which of them is asked."""
+def test_the_faster_way_is_taken(indexes: dict[str, str], queries: np.ndarray) -> None:
+    """Of a machine that scans slowly, or looks up slowly."""
     with open_index(indexes["plain"], method="flat") as searcher:
         expected = searcher.search(queries, k=20)
         assert searcher.plan == "a flat scan, as asked for"
-    costs = {"bucket tables: about 0.001": (1e9, 1e3, 3.0), "a flat scan: about 1000": (1e3, 1e9, 3.0)}
-    for start, predicted in costs.items():
-        monkeypatch.setattr(
-            planning, "predict", lambda *args, predicted=predicted, **options: planning.Prediction(*predicted)
-        )
-        with open_index(indexes["plain"], threads=1) as searcher:
+    machines = {
+        "bucket tables": Costs(scan=1e6, scan_byte=0.0, memory_byte=0.0),
+        "a flat scan": Costs(lookup=1e9, scan=1e-6),
+    }
+    for start, costs in machines.items():
+        with open_within(indexes["plain"], threads=1, costs=costs) as searcher:
             np.testing.assert_array_equal(searcher.search(queries, k=20).rows, expected.rows)
-            assert searcher.plan.startswith(start)
+            plan = re.escape(start) + r": about [\d.]+ ms a query by bucket tables, [\d.]+ ms by a flat scan"
+            assert re.match(plan, searcher.plan), searcher.plan
             np.testing.assert_array_equal(searcher.radius(queries, radius=3).rows[:3] >= 0, True)
-            assert searcher.plan.startswith(start)
+            assert re.match(plan, searcher.plan), searcher.plan
             searcher.search(queries, k=20, ranking="spherical")
             assert searcher.plan == "a flat scan"
-    monkeypatch.setattr(planning, "predict", lambda *args, **options: planning.Prediction(2e3, 1e3, 3.0))
-    monkeypatch.setattr(planning, "LOAD_NANOSECONDS_PER_BYTE", 0.5)
-    with open_index(indexes["plain"], threads=1) as searcher:
+
+
+def test_tables_are_loaded_once_they_would_have_saved_it(indexes: dict[str, str], queries: np.ndarray) -> None:
+    index, costs = open_version(indexes["plain"]), Costs(scan=1e6, scan_byte=0.0, memory_byte=0.0)
+    planner = Planner(index, "auto", Capacity(None, 1, 1 << 30, costs=costs), held=True, resident=None)
+    with open_index(indexes["plain"], method="flat") as searcher:
+        expected = searcher.search(queries, k=20)
+        found = planner.predicted(Nearest(20), QueryBatch(searcher.encode(queries)), selection())
+    saved = (found.flat - found.multi_index) * len(queries)
+    loading = 10 * saved / sum(part.nbytes(index) for part in planner.partitions)
+    with open_within(indexes["plain"], threads=1, costs=costs, load_nanoseconds=loading) as searcher:
         seen = []
         for _ in range(40):
             np.testing.assert_array_equal(searcher.search(queries, k=20).rows, expected.rows)
             seen.append(searcher.plan.split(":")[0])
-        assert seen[0] == "a flat scan", "tables are not loaded for one search"
-        assert seen[-1] == "bucket tables", "they are once they would have saved their loading"
-        assert seen == sorted(seen), "and stay"
+    assert seen[0] == "a flat scan", "tables are not loaded for one search"
+    assert seen[-1] == "bucket tables", "they are once they would have saved their loading"
+    assert seen == sorted(seen), "and stay"
 
 
 def test_an_index_without_tables(vectors: np.ndarray, queries: np.ndarray, model: str, tmp_path: Path) -> None:

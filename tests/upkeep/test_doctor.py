@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from och_dist.cluster.machine import describe_machine
+from och_dist.cluster import describe_machine
 from och_dist.errors import ClusterError
 from och_dist.ingest.stage import ingest
 from och_dist.stage import Context
