@@ -23,7 +23,6 @@ import zarr
 
 from och_dist.cli import cli
 from och_dist.cli.session import configure_logging
-from och_dist.search import stage as search_stage
 from och_dist.sources.queries import open_queries
 from och_dist.stop import reader_is_gone
 from och_dist.store import results as neighbors
@@ -328,7 +327,7 @@ def test_a_stopped_search_leaves_nothing_half_written(
 
         save(path, two(), **params)
 
-    monkeypatch.setattr(search_stage, "save_neighbors", stop_between)
+    monkeypatch.setattr("och_dist.store.save_neighbors", stop_between)
     result = och(*words, code=code)
     assert "; nothing half-written is left: run the same command again" in result.stderr
     assert list(tmp_path.iterdir()) == []

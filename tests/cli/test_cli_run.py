@@ -139,7 +139,7 @@ def test_a_report_that_cannot_be_kept_hides_no_failure(night: Path, monkeypatch:
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("och_dist.jobs.pipeline.end_run", full)
+    monkeypatch.setattr("och_dist.store.end_run", full)
     text = refused(2, "has no parameter nope", *words(night, "model.params={nope=1}"))
     assert "could not be kept" in text
     assert "what is done is kept" in och(*words(night), code=5).stderr

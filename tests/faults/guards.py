@@ -13,12 +13,12 @@ import pytest
 import zarr
 from zarr.codecs import Crc32cCodec
 
+from och_dist import store
 from och_dist.encode import stage as publish
 from och_dist.store import arrays, corpus, index
 from och_dist.store.objects import BucketObjects, LocalObjects, Objects
 
 # All modules that look at checksums, so that none of them is imported later, with its guard up.
-from och_dist.upkeep import repair
 from och_dist.upkeep import verification as verify  # noqa: F401
 
 
@@ -49,7 +49,7 @@ def _crc32c(patch: pytest.MonkeyPatch) -> None:
     for name, module in list(sys.modules.items()):
         if name.startswith("och_dist.") and hasattr(module, "google_crc32c"):
             patch.setattr(module, "google_crc32c", NoChecksum)
-    patch.setattr(repair, "plain_crc", lambda block, spec: Anything())
+    patch.setattr(store, "plain_crc", lambda block, spec: Anything())
     patch.setattr(Crc32cCodec, "_decode_sync", _without_looking)
 
 
@@ -63,8 +63,8 @@ def _write_once(patch: pytest.MonkeyPatch) -> None:
         self._create(key, data)
         return True
 
-    for store in (LocalObjects, BucketObjects):
-        patch.setattr(store, "put", overwrite)
+    for kind in (LocalObjects, BucketObjects):
+        patch.setattr(kind, "put", overwrite)
 
 
 def _strict_reads(patch: pytest.MonkeyPatch) -> None:

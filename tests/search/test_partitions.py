@@ -40,6 +40,11 @@ def nearest(corpus: Corpus, stop: int) -> Any:
 
 
 def peak(action: Callable[[], Any]) -> int:
+    """The least of three peaks: what other threads of the test process allocate meanwhile does not count."""
+    return min(peak_of_one(action) for _ in range(3))
+
+
+def peak_of_one(action: Callable[[], Any]) -> int:
     tracemalloc.start()
     try:
         action()
