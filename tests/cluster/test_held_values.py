@@ -81,6 +81,27 @@ def test_what_is_forgotten_is_made_again(client: Any) -> None:
     assert derived.ask(plus, [np.zeros(1)] * 5, total, name="plus")() == sum(values)
 
 
+def test_nothing_stays_on_the_workers_of_what_is_forgotten(client: Any) -> None:
+    """Values that are made of others keep these in memory, so all go together."""
+    held = HeldValues(ten_times, range(5), client=client, name="base")
+    derived = [HeldValues(plus, held, [np.arange(n)] * 5, client=client, name="derived") for n in range(3)]
+
+    def kept() -> int:
+        return sum(key.startswith(("base-", "derived-")) for key in client.futures)
+
+    for one in (held, derived[0]):
+        for other in derived:
+            other.disturbed = len(in_place(other).futures()) > 0
+        assert kept() == 20
+        one.forget()
+        wait_until(lambda: kept() == 0, 30)
+        assert not any(other.disturbed for other in derived)
+    derived[1].futures()
+    assert kept() == 10, "what nobody asks for is not made again"
+    del derived[1:]
+    wait_until(lambda: kept() == 5, 30)
+
+
 def test_an_error_of_ours_arrives_as_it_was(client: Any) -> None:
     held = HeldValues(ten_times, range(COUNT), client=client, name="ten_times")
     payloads = [np.zeros(1)] * COUNT
