@@ -122,15 +122,6 @@ def new_codes(path: Path, rows: int, width: int, chunk_rows: int) -> str:
     return str(path)
 
 
-def read_all(array: str, rows: Range) -> float:
-    """Read chunks and do nothing with them."""
-    opened = zarr.open_array(array, mode="r")
-    step, total = opened.chunks[0], 0.0
-    for low in range(rows[0], rows[1], step):
-        total += float(np.asarray(opened[low : min(low + step, rows[1])])[0, 0])
-    return total
-
-
 def histograms(codes: np.ndarray, queries: np.ndarray, bits: int) -> np.ndarray:
     """The histogram kernel alone, on codes in memory."""
     from och_dist.kernels.hamming import hamming_histogram, lay_out

@@ -11,8 +11,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import is_
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from och_dist.cluster.outcome import Watch, begin, catch, merged, retries, unique, unwrap, wait_for
 from och_dist.cluster.tasks import merge_tree
@@ -42,29 +42,30 @@ class HeldValues:
     def __init__(self, function: Function, *arguments: Any, client: Client, name: str) -> None:
         self.function, self.arguments, self.client, self.name = function, arguments, client, name
         self.disturbed = False  # a worker was lost since they are held
-        self._lock = threading.Lock()
         self._futures: list[Future] = []
-        self._made_of: list[Any] = []
+        origin = next((part for part in arguments if isinstance(part, HeldValues)), None)
+        # Held values and all that are made of them, of which one keeps the others in memory.
+        self._family: WeakSet[HeldValues] = WeakSet() if origin is None else origin._family
+        self._lock: threading.RLock = threading.RLock() if origin is None else origin._lock
+        with self._lock:
+            self._family.add(self)
 
     def futures(self) -> list[Future]:
         with self._lock:
-            arguments = [part.futures() if isinstance(part, HeldValues) else part for part in self.arguments]
-            if not self._futures or not all(map(is_, arguments, self._made_of)):
+            if not self._futures:
+                arguments = [part.futures() if isinstance(part, HeldValues) else part for part in self.arguments]
                 count, token = len(arguments[0]), unique(self.name)
                 keys = [f"{token}-{number}" for number in range(count)]
-                made = self.client.map(
+                self._futures = self.client.map(
                     catch, [self.function] * count, *arguments, key=keys, pure=False, retries=retries()
                 )
-                self._futures, self._made_of = made, arguments
             return self._futures
 
     def forget(self) -> None:
-        """Let go of the values, and of those of which they are made."""
+        """Let go of the values, of those of which they are made, and of all others that are made of these."""
         with self._lock:
-            self._futures, self._made_of, self.disturbed = [], [], False
-        for part in self.arguments:
-            if isinstance(part, HeldValues):
-                part.forget()
+            for held in self._family:
+                held._futures, held.disturbed = [], False
 
     def ask(
         self,

@@ -121,11 +121,10 @@ def _jobs(corpus: Corpus, objects: Objects, current: Index | None, model: Model,
     covered = _covered(corpus, current, model)
     if covered == corpus.rows:
         return
+    known = sorted(store.list_jobs(objects), key=lambda job: job.generation)  # a repair replaces what came before
     unfinished = {
         job.start: job
-        for job in sorted(
-            store.list_jobs(objects), key=lambda job: job.generation
-        )  # a repair replaces what came before
+        for job in known
         if job.model == model.address
         and job.kept is None
         and job.stop <= corpus.rows

@@ -38,11 +38,10 @@ class ChosenRows(TypedDict, total=False):
 class Searcher:
     """Search one version of an index. Results are sorted by (distance, row); queries use the index's own model.
 
-    The codes are loaded by the first search and held until :meth:`close`: in this process, searched by ``threads``
-    threads (default: all cores), or on the workers of a cluster. Where they would take too much memory, or with
-    ``resident=False``, every batch of queries reads them anew. Where there are bucket tables ('och tables') they are
-    used if that is predicted to be faster; ``method`` 'flat' or 'multi-index' decides instead. Several threads may use
-    one Searcher.
+    The codes are loaded by the first search and held until :meth:`close`, in this process or on the workers of a
+    cluster, as the ``capacity`` says. Where they would take too much memory, or with ``resident=False``, every batch of
+    queries reads them anew. Where there are bucket tables ('och tables') they are used if that is predicted to be
+    faster; ``method`` 'flat' or 'multi-index' decides instead. Several threads may use one Searcher.
     """
 
     def __init__(

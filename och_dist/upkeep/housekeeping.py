@@ -171,9 +171,8 @@ def _stranded(objects: Objects, old: Sequence[int]) -> set[str]:
     jobs = [job for job in store.list_jobs(objects) if job.kept is not None and not job.generation]
     if not jobs:
         return set()
-    stays = [
-        number for number in store.version_numbers(objects) if number not in old
-    ]  # after the jobs that work on them
+    present = store.version_numbers(objects)  # after the jobs that work on them
+    stays = [number for number in present if number not in old]
     versions = [store.open_version(objects.url, number) for number in stays]
     published = {folder for version in versions for folder in version.folders}
     inputs = {compaction_input(version) for version in versions}
@@ -254,9 +253,8 @@ def _collect_leftovers(objects: Objects) -> int:
 
 def _collect_bitmaps(objects: Objects) -> int:
     """Remove bitmaps of deleted rows that no version lists, nor any will, because theirs was published without them."""
-    made_for = store.stored_bitmaps(
-        objects
-    )  # before the versions: what these list and was not there yet is not at stake
+    # Before the versions: what these list and was not there yet is not at stake.
+    made_for = store.stored_bitmaps(objects)
     numbers = store.version_numbers(objects)
     newest = numbers[-1] if numbers else 0
     listed = {entry.key for number in numbers for entry in store.open_version(objects.url, number).tombstones}

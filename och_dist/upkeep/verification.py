@@ -120,9 +120,7 @@ def find_damage(path: str, context: Context) -> Scan:
     arrays = {array[0]: array for version in opened for array in version.arrays()}
     for index in indexes:
         for number, segment in enumerate(index.segments):
-            with noted(
-                damage, f"{segment.folder}/{store.TABLES}"
-            ):  # none of them is looked at where a record is damaged
+            with noted(damage, f"{segment.folder}/{store.TABLES}"):  # none is looked at where a record is damaged
                 arrays |= {array[0]: array for array in store.table_arrays(index, number)}
             _check_job(objects, segment.job, damage)
     for prefix, spec, _ in arrays.values():
@@ -203,10 +201,11 @@ def lost_jobs(objects: Objects) -> list[Damage]:
     damage: list[Damage] = []
     suspects = {}
     for folder in (f"segments/{name}" for name in objects.folders("segments")):
+        job = None
         with noted(damage, f"{folder}/{store.ANNOUNCEMENT}"):
             job = Job.read(objects, folder)
-            if job is not None and _was_published(objects, job):
-                suspects[folder] = job.id
+        if job is not None and _was_published(objects, job):
+            suspects[folder] = job.id
     listed: set[str] = set()
     for number in store.version_numbers(objects):  # read after the jobs: one may have been published meanwhile
         listed |= open_any(objects.url, number).folders

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from och_dist.cluster.held_values import FEW_THREADS, SMALL_BYTES, HeldValues
+from och_dist.cluster.held_values import FEW_THREADS, SMALL_BYTES, HeldValues, complete
+from och_dist.cluster.outcome import Failure
 from och_dist.errors import BadInputError
 from tests.support.cluster_help import wait_until
 
@@ -79,6 +80,47 @@ def test_what_is_forgotten_is_made_again(client: Any) -> None:
     assert derived.futures() is not again
     values = [plus(10 * n, np.arange(n)) for n in range(5)]
     assert derived.ask(plus, [np.zeros(1)] * 5, total, name="plus")() == sum(values)
+
+
+def test_nothing_stays_on_the_workers_of_what_is_forgotten(client: Any) -> None:
+    """Values that are made of others keep these in memory, so all go together."""
+    held = HeldValues(ten_times, range(5), client=client, name="base")
+    derived = [HeldValues(plus, held, [np.arange(n)] * 5, client=client, name="derived") for n in range(3)]
+
+    def kept() -> int:
+        return sum(key.startswith(("base-", "derived-")) for key in client.futures)
+
+    for one in (held, derived[0]):
+        for other in derived:
+            other.disturbed = len(in_place(other).futures()) > 0
+        assert kept() == 20
+        one.forget()
+        wait_until(lambda: kept() == 0, 30)
+        assert not any(other.disturbed for other in derived)
+    derived[1].futures()
+    assert kept() == 10, "what nobody asks for is not made again"
+    del derived[1:]
+    wait_until(lambda: kept() == 5, 30)
+
+
+def test_no_value_is_missed_or_counted_twice() -> None:
+    """Answers of workers, each (keys, answer), to a question about the values 'a', 'b' and 'c'."""
+    keys = ["b", "a", "c"]
+    every = {"one": [(["a"], 1), (["c"], 3)], "two": [(["b"], 2)]}
+    assert complete(every, keys) == [2, 1, 3]
+    assert complete({"one": [(["a", "b"], 2)], "two": [(["c"], 3)]}, keys) == [2, 3]
+    assert complete({**every, "three": [(["a"], 1)]}, keys) == [2, 1, 3], (
+        "two workers hold a value, which answers alone"
+    )
+    assert complete({**every, "three": OSError("gone")}, keys) == [2, 1, 3]
+    for lost in (
+        {},
+        {"one": OSError("gone"), "two": [(["b"], 2)]},
+        {"one": [(["a", "c"], 3)], "two": [(["a", "b"], 2)]},
+    ):
+        assert complete(lost, keys) is None
+    with pytest.raises(BadInputError, match="1 is bad"):
+        complete({**every, "two": [(["b"], Failure(BadInputError("1 is bad")))]}, keys)
 
 
 def test_an_error_of_ours_arrives_as_it_was(client: Any) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zarr
 
-from och_dist.encode.stage import encode
-from och_dist.errors import BadInputError, IntegrityError, OchError
+from och_dist.encode.stage import CLAIMS, encode
+from och_dist.errors import BadInputError, IncompleteError, IntegrityError, OchError
 from och_dist.stage import Context
 from och_dist.store import corpus as corpus_store
 from och_dist.store.corpus import open_corpus
@@ -124,6 +124,19 @@ def test_the_newest_manifest(what: str, how: str, copy: Path) -> None:
 def test_a_manifest_in_the_middle(copy: Path) -> None:
     (copy / "index" / "versions" / "00000002.json").unlink()
     with pytest.raises(IntegrityError, match="versions 2 to 2 are missing"):
+        verify(str(copy / "index"))
+
+
+def test_jobs_that_cannot_be_looked_at_are_not_damaged(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = LocalObjects.list
+
+    def unless_claims(objects: LocalObjects, prefix: str) -> Iterator[tuple[str, int, str]]:
+        if prefix.endswith(CLAIMS):
+            raise IncompleteError(f"{prefix}: the storage does not answer; run the command again")
+        return plain(objects, prefix)
+
+    monkeypatch.setattr(LocalObjects, "list", unless_claims)
+    with pytest.raises(IncompleteError, match="does not answer"):
         verify(str(copy / "index"))
 
 
