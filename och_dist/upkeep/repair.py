@@ -263,7 +263,8 @@ def _replaced(made: dict[Job, IndexSegment], current: Index | None) -> Index:
 
     A damaged segment that is not listed any more is left alone: another repair was faster, or the index was made anew.
     """
-    assert current is not None  # versions of an index are collected, but never all
+    if current is None:
+        raise BadInputError("the index was removed while it was repaired; bring it back from a copy and repair that")
     if not any(part.job in made for part in current.segments):
         return current
     segments = tuple(made.get(part.job, part) for part in current.segments)
