@@ -171,6 +171,15 @@ def test_mat_version_5_is_loaded_once(tmp_path: Path) -> None:
     assert formats._mat5_variable.cache_info().misses == before
 
 
+def test_a_mat73_variable_without_a_shape_is_passed_over(tmp_path: Path) -> None:
+    path = write_mat73(tmp_path, sample("<f8"))
+    with h5py.File(path, "r+") as file:
+        file["nothing"] = h5py.Empty("f8")
+        file["nothing"].attrs["MATLAB_class"] = b"double"
+    (source,) = open_sources([str(path)])
+    np.testing.assert_array_equal(read_all(source), sample("<f8"))
+
+
 def test_mat73_logical_and_complex_are_refused(tmp_path: Path) -> None:
     path = str(write_mat73(tmp_path, sample("|u1"), kind=b"logical"))
     with pytest.raises(BadInputError, match="variable 'X' is logical"):
