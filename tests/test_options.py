@@ -3,8 +3,10 @@ whoever calls."""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -64,6 +66,27 @@ def test_values_in_their_range_go_through() -> None:
 def test_values_out_of_their_range(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         stage("x", **options)  # type: ignore[arg-type]
+
+
+LIMITED = [
+    (name, key)
+    for name, stage in EVERY.items()
+    for key, item in stage.options.items()
+    if item.choices or (item.option and item.option.range)
+]
+
+
+@pytest.mark.parametrize(("name", "key"), LIMITED)
+def test_every_stage_refuses_them_from_python_too(
+    name: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = EVERY[name].options
+    given = {needed: "x" for needed, item in options.items() if item.required}
+    wrong = "neither" if options[key].choices else math.nan
+    with pytest.raises(UsageError, match=f"{key}={wrong}|{key}='{wrong}'"):
+        EVERY[name].function(**{**given, key: wrong})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_class_is_read_like_a_function() -> None:

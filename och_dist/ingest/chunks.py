@@ -122,7 +122,7 @@ def store_chunks(
     for prefix, spec in segment.arrays.items():
         store.create_array(store.open_objects(segment.url), prefix, spec)
     there = segment.stored()
-    tasks = plan(segment, source, bad, there)
+    tasks = plan(segment, source, bad, frozenset(there))
     advance = context.progress(stage, segment.spec.rows)
     advance(sum(map(segment.rows_of, there)))
     try:

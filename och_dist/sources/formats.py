@@ -233,12 +233,12 @@ def open_mat(path: str, dataset: str | None) -> Iterator[Opened]:
     """
     with open(path, "rb") as stream:
         head = stream.read(128)
-    version = {b"\0\1IM": 5, b"\1\0MI": 5, b"\0\2IM": 7, b"\2\0MI": 7}.get(head[124:])
-    if version is None:
+    major = {b"IM": head[125:126], b"MI": head[124:125]}.get(head[126:])  # in the byte order of the file
+    if major not in (b"\1", b"\2"):
         raise BadInputError(
             f"{path}: no MATLAB 5 or 7.3 header; expected a file of save -v6, -v7 or -v7.3; save it again"
         )
-    if version == 7:
+    if major == b"\2":  # of version 7.3
         with _open_hdf5_file(path) as file:
             name = _choose_variable(path, _mat73_variables(file), dataset)
             node = file[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from och_dist.cli.session import configure_logging
 from och_dist.jobs.pipeline import load_pipeline, recorded
+from och_dist.stage import Context, LateContext
 from och_dist.stop import Terminated
 from och_dist.store.objects import open_objects
 from och_dist.store.runs import begin_run, locked
@@ -75,6 +77,15 @@ def test_a_night_without_work_needs_no_cluster(night: Path) -> None:
     assert {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)} <= {
         name for name in after if name.startswith(("index/runs/", "index/.tmp/"))
     }
+
+
+def test_a_late_context_has_all_that_a_context_has() -> None:
+    given: dict[str, Any] = {item.name: object() for item in dataclasses.fields(Context)}
+    opened: list[Context] = []
+    late = LateContext(lambda: opened.append(Context(**given)) or opened[0])
+    assert opened == []
+    assert all(getattr(late, name) is value for name, value in given.items())
+    assert len(opened) == 1
 
 
 def test_history(night: Path) -> None:

@@ -401,6 +401,7 @@ def test_all_text_has_enough_contrast(scheme: int) -> None:
 
 
 def test_the_style_sheet_has_the_colours(text: str) -> None:
+    assert "color-scheme: light dark;" in text  # scroll bars and ground of the browser too
     assert all(f"--{name}: {colour};" in text for name, both in COLOURS.items() for colour in both)
 
 

@@ -152,6 +152,16 @@ def test_mat_doubles_stored_as_bytes_are_doubles(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_all(source), values)
 
 
+def test_the_minor_number_of_a_mat_version_does_not_matter(tmp_path: Path) -> None:
+    """Only the major one tells how the file is to be read; it is 1 for a version 5 file."""
+    path = write_mat5(tmp_path, sample("<f8"))
+    with open(path, "r+b") as stream:
+        stream.seek(124)
+        stream.write(b"\x03\x01IM")
+    (source,) = open_sources([str(path)])
+    np.testing.assert_array_equal(read_all(source), sample("<f8"))
+
+
 def test_mat_version_5_is_loaded_once(tmp_path: Path) -> None:
     (source,) = open_sources([str(write_mat5(tmp_path, sample("<f8")))])
     before = formats._mat5_variable.cache_info().misses
@@ -159,6 +169,15 @@ def test_mat_version_5_is_loaded_once(tmp_path: Path) -> None:
         read_rows(source, row, row + 1)[:] = -1
     np.testing.assert_array_equal(read_all(source), sample("<f8"))
     assert formats._mat5_variable.cache_info().misses == before
+
+
+def test_a_mat73_variable_without_a_shape_is_passed_over(tmp_path: Path) -> None:
+    path = write_mat73(tmp_path, sample("<f8"))
+    with h5py.File(path, "r+") as file:
+        file["nothing"] = h5py.Empty("f8")
+        file["nothing"].attrs["MATLAB_class"] = b"double"
+    (source,) = open_sources([str(path)])
+    np.testing.assert_array_equal(read_all(source), sample("<f8"))
 
 
 def test_mat73_logical_and_complex_are_refused(tmp_path: Path) -> None:
