@@ -151,7 +151,8 @@ def seed_centres(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
 
     with warnings.catch_warnings():  # fewer distinct rows than asked for: handled by np.unique below
         warnings.simplefilter("ignore")
-        seeds, _ = kmeans_plusplus(rows, min(count, len(rows)), random_state=seed % 2**32)
+        # float64: scikit-learn would convert float32 rows anew for each seed, which takes four times as long.
+        seeds, _ = kmeans_plusplus(rows.astype(np.float64), min(count, len(rows)), random_state=seed % 2**32)
     _, first = np.unique(seeds, axis=0, return_index=True)
     return np.ascontiguousarray(seeds[np.sort(first)], dtype=np.float32)
 
