@@ -146,13 +146,16 @@ def pool_with_members(pool: np.ndarray, chosen: np.ndarray, centres: Centres) ->
 
 
 def seed_centres(rows: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """At most ``count`` distinct rows of ``rows`` (m, d), by greedy k-means++."""
+    """At most ``count`` distinct rows of ``rows`` (m, d), by k-means++."""
     from sklearn.cluster import kmeans_plusplus
 
     with warnings.catch_warnings():  # fewer distinct rows than asked for: handled by np.unique below
         warnings.simplefilter("ignore")
-        # float64: scikit-learn would convert float32 rows anew for each seed, which takes four times as long.
-        seeds, _ = kmeans_plusplus(rows.astype(np.float64), min(count, len(rows)), random_state=seed % 2**32)
+        # float64: scikit-learn would convert float32 rows anew for each seed. One candidate a seed, not its seven:
+        # ten rounds later the clusters are 0.3 % wider, for a sixth of the time.
+        seeds, _ = kmeans_plusplus(
+            rows.astype(np.float64), min(count, len(rows)), n_local_trials=1, random_state=seed % 2**32
+        )
     _, first = np.unique(seeds, axis=0, return_index=True)
     return np.ascontiguousarray(seeds[np.sort(first)], dtype=np.float32)
 

@@ -141,7 +141,7 @@ class Machine(RuleBasedStateMachine):
     @rule(rows=st.integers(1, 40), fate=fates(8))
     def append(self, rows: int, fate: Fate) -> None:
         stop = min(POOL, self.rows + rows)
-        if CHUNK <= self.rows and stop <= 2 * CHUNK:  # nothing but zeros, as another file may have been: taken once
+        if self.rows >= CHUNK and stop <= 2 * CHUNK:  # nothing but zeros, as another file may have been: taken once
             stop = 2 * CHUNK + 1
         path = self.world.file(self.rows, stop)
 
