@@ -194,7 +194,12 @@ def test_file_without_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("gone.npy", "cannot be read"), ("*.npy", "matches no file"), ("rows.csv", "unknown extension '.csv'")],
+    [
+        ("gone.npy", "cannot be read"),
+        ("gone", "does not exist"),
+        ("*.npy", "matches no file"),
+        ("rows.csv", "unknown extension '.csv'"),
+    ],
 )
 def test_file_that_cannot_be_found(tmp_path: Path, name: str, message: str) -> None:
     refused(BAD_INPUT, message, "ingest", tmp_path / name, tmp_path / "corpus", keeps=[tmp_path / "corpus"])

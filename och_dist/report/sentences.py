@@ -55,6 +55,8 @@ def headline(results: Results) -> str:
         against = "every baseline" if len(results.baselines) > 1 else results.baselines[0].label
         return f"OCH is ahead of {against} on every measure and at every code length: {gains}."
     won = len(leads) - len(losses)
+    if not won:
+        return f"OCH is not ahead of the best baseline on any measure at any code length: {gains}."
     rest = (
         joined(f"at {lead.bits} bits on {lead.metric.name}, where {_winner(lead)}" for lead in losses)
         if len(losses) <= NAMED

@@ -167,6 +167,8 @@ def _open_source(path: str, dataset: str | None, *, allow_empty: bool) -> Vector
     extension = _extension(path)
     kind = "zarr" if os.path.isdir(path) else EXTENSIONS.get(extension)
     if kind is None:
+        if not extension and not os.path.exists(path):
+            raise BadInputError(f"{path} does not exist; check the path, and whether its disk is mounted")
         raise BadInputError(
             f"{path}: unknown extension {extension!r}; expected one of {', '.join(EXTENSIONS)} or a Zarr "
             "array; unpack, convert or rename it"

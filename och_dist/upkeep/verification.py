@@ -70,10 +70,13 @@ class Scan:
 
     @cached_property
     def superseded(self) -> list[Damage]:
-        """The faults of segments that the newest version holds in a later generation; only older versions list them."""
-        if not isinstance(self.newest, Index):
-            return []
-        newest = {part.job.id: part.job.generation for part in self.newest.segments}
+        """The faults of segments that a repair has replaced: a version holds a later generation; older ones list them.
+
+        The newest version need not hold it any more: its rows may have been compacted since, or encoded anew.
+        """
+        newest: dict[str, int] = {}
+        for part in (part for index in self.indexes for part in index.segments):
+            newest[part.job.id] = max(newest.get(part.job.id, 0), part.job.generation)
         found = []
         for damage in self.damage:
             job, _, generation = damage.folder.removeprefix("segments/").partition(".")

@@ -316,8 +316,9 @@ class Machine(RuleBasedStateMachine):
         self.verify()
 
     def _segment(self, path: Path) -> Path | None:
-        parts = path.relative_to(self.place.folder).parts
-        return self.place.folder.joinpath(*parts[:3]) if parts[1] == "segments" else None
+        """The segment of the index that an object is of; those of a corpus are never collected."""
+        inside = path.is_relative_to(Path(self.place.index, "segments"))
+        return self.place.folder.joinpath(*path.relative_to(self.place.folder).parts[:3]) if inside else None
 
     # Who looks on
 

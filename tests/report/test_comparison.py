@@ -188,12 +188,16 @@ def test_a_draw_is_no_win(document: dict[str, Any]) -> None:
 
 
 def test_many_losses_are_counted(document: dict[str, Any]) -> None:
-    other = copy.deepcopy(document)
-    for cell in other["cells"]:
-        if cell["method"] == "och":
-            cell["rankings"]["hamming"] |= {metric.key: 0.01 for metric in METRICS}
-    assert "in 0 of 9 comparisons" in headline(Results(other))
-    assert headline(Results(other)).endswith("it is not in the other 9 (Table 1).")
+    def losing_at(*bits: int) -> str:
+        other = copy.deepcopy(document)
+        for cell in other["cells"]:
+            if cell["method"] == "och" and cell["bits"] in bits:
+                cell["rankings"]["hamming"] |= {metric.key: 0.01 for metric in METRICS}
+        return headline(Results(other))
+
+    assert "in 3 of 9 comparisons" in losing_at(32, 64)
+    assert losing_at(32, 64).endswith("it is not in the other 6 (Table 1).")
+    assert losing_at(*BITS).startswith("OCH is not ahead of the best baseline on any measure at any code length: mAP ")
 
 
 def test_a_rival_outside_the_baselines_is_told_apart(document: dict[str, Any], results: Results) -> None:

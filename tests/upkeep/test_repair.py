@@ -79,6 +79,20 @@ def test_a_segment(key: str, how: str, copy: Path) -> None:
     check_repaired(index, before, number=1)
 
 
+def test_what_was_repaired_stays_repaired_when_its_rows_are_compacted(copy: Path) -> None:
+    """No version newer than the repaired one lists the job any more; the damage is still that of older versions."""
+    index = str(copy / "index")
+    damage(segment(Path(index), 1) / "codes/c/1/0", "flip middle")
+    verify(index, repair=True)
+    delete(index, rows="5,70-90")
+    compact(index)
+    report = verify(index)
+    assert (report.facts["damaged"], len(report.facts["superseded"]) > 0) == (0, True)
+    assert verify(index, repair=True).status == "nothing to do"
+    gc(index, keep=1)
+    assert verify(index).facts["superseded"] == []
+
+
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("key", ["codes/c/0/0", "rows/c/0/0", "rows/zarr.json"])
 def test_a_compacted_segment(key: str, how: str, copy: Path) -> None:
