@@ -72,15 +72,17 @@ class Scan:
     def superseded(self) -> list[Damage]:
         """The faults of segments that a repair has replaced: a version holds a later generation; older ones list them.
 
-        The newest version need not hold it any more: its rows may have been compacted since, or encoded anew.
+        The newest version need not hold it any more: its rows may have been compacted since, or encoded anew. What the
+        newest version itself lists always counts.
         """
-        newest: dict[str, int] = {}
+        listed = set() if self.newest is None else self.newest.folders
+        latest: dict[str, int] = {}
         for part in (part for index in self.indexes for part in index.segments):
-            newest[part.job.id] = max(newest.get(part.job.id, 0), part.job.generation)
+            latest[part.job.id] = max(latest.get(part.job.id, 0), part.job.generation)
         found = []
         for damage in self.damage:
             job, _, generation = damage.folder.removeprefix("segments/").partition(".")
-            replaced = generation.isdigit() and int(generation) < newest.get(job, 0)
+            replaced = generation.isdigit() and int(generation) < latest.get(job, 0) and damage.folder not in listed
             if replaced and damage.part != store.ANNOUNCEMENT:  # others than readers look at announcements
                 found.append(damage)
         return found
